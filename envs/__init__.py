@@ -1,0 +1,1 @@
+"""The worlds that methods act in or are judged by (floor 2)."""

@@ -1,0 +1,1 @@
+"""Paths between distributions and how to walk them."""

@@ -1,0 +1,1 @@
+"""Manifolds, cameras, rotations, superposition, neighbours."""

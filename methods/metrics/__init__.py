@@ -1,0 +1,1 @@
+"""Scores, detections, rankings, intervals."""

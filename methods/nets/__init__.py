@@ -1,0 +1,1 @@
+"""Network pieces that several systems stand on."""

@@ -1,0 +1,1 @@
+"""Losses and targets that several systems share."""
