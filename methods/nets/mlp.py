@@ -1,7 +1,7 @@
 """Multilayer perceptrons: Linear, optional norm, activation, repeated, with or without a plain Linear at the end.
 
-A layer is a dictionary: kernel ``w`` (in x out) and ``b``, then ``scale`` and ``bias`` where a layer norm follows, ``scale``
-alone for a root-mean-square norm, and neither for no norm, so parameters tell how they are to be applied.
+A layer is a dictionary: kernel ``w`` (in x out) and ``b``, then ``scale`` and ``bias`` where a layer norm follows,
+``scale`` alone for a root-mean-square norm, and neither for no norm, so parameters tell how they are to be applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Init = Literal["lecun_normal", "fan_in_uniform"]
 
 
 def layer_init(key: Key[Array, ""], n_in: int, n_out: int, *, norm: Norm, init: Init) -> Layer:
-    """One layer from ``n_in`` to ``n_out``. Biases are 0 with "lecun_normal" (Flax), drawn with "fan_in_uniform" (torch).
+    """One layer from ``n_in`` to ``n_out``. Biases are 0 with "lecun_normal", drawn with "fan_in_uniform".
 
     Raises:
       ValueError: an unknown ``norm`` or ``init``.

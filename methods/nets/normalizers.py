@@ -1,6 +1,7 @@
 """Running mean and variance of vectors, merged exactly in any order (Chan, Golub and LeVeque 1979).
 
-The record keeps the sum of squared deviations, not the variance, so that either number of degrees of freedom can be read off.
+The record keeps the sum of squared deviations, not the variance, so that either number of degrees of freedom can be
+read off.
 """
 
 import flax.struct
