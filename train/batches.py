@@ -44,7 +44,11 @@ class Source:
         self._stop = threading.Event()
         self._after: Any = None
         self._iterator = None
-        if batches is None or isinstance(batches, WithState) or (callable(batches) and not hasattr(batches, "__iter__")):
+        if (
+            batches is None
+            or isinstance(batches, WithState)
+            or (callable(batches) and not hasattr(batches, "__iter__"))
+        ):
             self._fn = batches
         else:
             self._fn = None
@@ -83,7 +87,9 @@ class Source:
         if kind == "error":
             raise value
         if size != count:
-            raise UserError(f"the loop asked for {count} batches at once after asking for {size}; the count has to stay the same")
+            raise UserError(
+                f"the loop asked for {count} batches at once after asking for {size}; the count has to stay the same"
+            )
         self._wanted.put(count)
         self._after = after
         return value

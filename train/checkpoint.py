@@ -65,10 +65,14 @@ class Checkpoints:
             state = jax.tree.map(jnp.copy, state)  # a host array may alias the buffer that the next step overwrites
         try:
             self._manager.save(
-                step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)), force=True
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)),
+                force=True,
             )
         except (OSError, ValueError) as error:
-            raise RunFolderError(f"checkpoint {step} in {self.folder} can't be written: {_first_line(error)}") from error
+            raise RunFolderError(
+                f"checkpoint {step} in {self.folder} can't be written: {_first_line(error)}"
+            ) from error
         self._unsummed.add(step)
 
     def wait(self) -> None:
@@ -92,19 +96,25 @@ class Checkpoints:
 
     def restore(self, template: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]] | None:
         """(step, State, record) of the newest healthy checkpoint (or of `step`), on the template's shardings; None when there is none."""
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), template)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), template
+        )
         for candidate in reversed(self.steps() if step is None else [step]):
             reason = self._damage(candidate)
             if reason is None:
                 try:
                     found = self._manager.restore(
                         candidate,
-                        args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), record=ocp.args.JsonRestore()),
+                        args=ocp.args.Composite(
+                            state=ocp.args.StandardRestore(abstract), record=ocp.args.JsonRestore()
+                        ),
                     )
                     return candidate, found["state"], found["record"]
                 except Exception as error:  # any failure of a reader means the same here: try the one before
                     reason = _first_line(error)
-            self.say(f"checkpoint {candidate} in {self.folder.name} is damaged ({reason}); going back to the one before")
+            self.say(
+                f"checkpoint {candidate} in {self.folder.name} is damaged ({reason}); going back to the one before"
+            )
             if self._leads and step is None:
                 self._retire(candidate)
         return None

@@ -19,7 +19,14 @@ def _plain(value: Any) -> Any:
 class History:
     """The lines of one fit. `mark()` goes into a checkpoint; `rewind(mark)` drops what was written after it."""
 
-    def __init__(self, path: Path, name: str, *, writes: bool = True, also: Callable[[str, int, dict[str, Any]], None] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        *,
+        writes: bool = True,
+        also: Callable[[str, int, dict[str, Any]], None] | None = None,
+    ):
         self._path, self._name, self._writes, self._also = path, name, writes, also
         self._rows: list[tuple[str, int, dict[str, Any]]] = []
         self._file = None
@@ -58,7 +65,10 @@ class History:
         values = {k: _plain(v) for k, v in values.items()}
         self._rows.append((kind, step, values))
         if self._file is not None:
-            self._file.write(json.dumps({"fit": self._name, "kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+            self._file.write(
+                json.dumps({"fit": self._name, "kind": kind, "step": step, "time": round(time.time(), 3), **values})
+                + "\n"
+            )
         if self._also is not None:
             self._also(kind, step, values)
 
@@ -68,4 +78,6 @@ class History:
         if not rows:
             return {"step": np.zeros(0, np.int64)}
         names = set(rows[0][1]).intersection(*(values for _, values in rows))
-        return {"step": np.asarray([s for s, _ in rows])} | {n: np.asarray([v[n] for _, v in rows]) for n in sorted(names)}
+        return {"step": np.asarray([s for s, _ in rows])} | {
+            n: np.asarray([v[n] for _, v in rows]) for n in sorted(names)
+        }

@@ -66,7 +66,9 @@ def make_step(update: Callable, config: Any, *, scan: int, skip_nonfinite: bool)
             moved = {name: getattr(new, name) for name in ("key", "step") if hasattr(new, name)}
             if moved:
                 kept = dataclasses.replace(state, **moved)
-            new = jax.tree.map(lambda a, b: jax.lax.select(good, a, b) if a.ndim == 0 else jnp.where(good, a, b), new, kept)
+            new = jax.tree.map(
+                lambda a, b: jax.lax.select(good, a, b) if a.ndim == 0 else jnp.where(good, a, b), new, kept
+            )
             metrics = {name: jnp.where(jnp.isfinite(m), m, 0) for name, m in metrics.items()}
             metrics["skipped"] = 1.0 - good.astype(jnp.float32)
         return _strong(new), metrics
@@ -97,7 +99,9 @@ class _Selection:
         if self.metric is None:
             return False
         if self.metric not in values:
-            raise UserError(f"select names the metric {self.metric!r}, but evaluate returned {', '.join(sorted(values))}")
+            raise UserError(
+                f"select names the metric {self.metric!r}, but evaluate returned {', '.join(sorted(values))}"
+            )
         value = self.sign * float(np.mean(values[self.metric]))
         if self.best is None or value > self.best:
             self.best, self.best_step, self.since = value, step, 0
@@ -219,7 +223,9 @@ def fit(
     def save(over: bool = False):
         flush(0)
         last.save(
-            step, state, {"position": source.position(), "history": history.mark(), "selection": selection.record(), "over": over}
+            step,
+            state,
+            {"position": source.position(), "history": history.mark(), "selection": selection.record(), "over": over},
         )
 
     pending: list[tuple[int, Any]] = []  # (step after the call, metrics on the device)
@@ -250,7 +256,9 @@ def fit(
                 try:
                     batch = source.take(stride, state)
                 except StopIteration:
-                    raise UserError(f"{name}: the batches ended at step {step} of {steps}; give a repeating dataset or fewer steps") from None
+                    raise UserError(
+                        f"{name}: the batches ended at step {step} of {steps}; give a repeating dataset or fewer steps"
+                    ) from None
                 if compiled is None:
                     begun = time.perf_counter()
                     bar.update(status="compiling")
@@ -311,4 +319,6 @@ def _finish(run, name, state, history, selection, best, step, seconds, compile_s
             raise RunFolderError(f"{name}: the best checkpoint (step {selection.best_step}) can't be read back")
         chosen = found[1]
     best_step = selection.best_step if selection.best is not None else step
-    return Fit(chosen, history.columns("train"), history.columns("eval"), seconds, compile_seconds, resumed_from, best_step)
+    return Fit(
+        chosen, history.columns("train"), history.columns("eval"), seconds, compile_seconds, resumed_from, best_step
+    )

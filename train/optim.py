@@ -63,7 +63,9 @@ def make_schedule(config: OptimConfig) -> optax.Schedule:
         after = optax.linear_schedule(peak, end, left)
     else:
         fall = max(1, round(left * config.decay_fraction))
-        after = optax.join_schedules([optax.constant_schedule(peak), optax.linear_schedule(peak, end, fall)], [left - fall])
+        after = optax.join_schedules(
+            [optax.constant_schedule(peak), optax.linear_schedule(peak, end, fall)], [left - fall]
+        )
     if not config.warmup_steps:
         return after
     return optax.join_schedules([optax.linear_schedule(0.0, peak, config.warmup_steps), after], [config.warmup_steps])
@@ -94,7 +96,9 @@ def params_ema(decay: float) -> optax.GradientTransformationExtraArgs:
 
 def ema_params(opt_state: PyTree, decay: float) -> PyTree:
     """The averaged parameters that `params_ema(decay)` keeps inside `opt_state`. Raises ValueError when there are none."""
-    found = [s for s in jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, EmaState)) if isinstance(s, EmaState)]
+    found = [
+        s for s in jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, EmaState)) if isinstance(s, EmaState)
+    ]
     if not found:
         raise ValueError("opt_state holds no parameter average; build the optimiser with ema_decay above 0")
     correction = 1 - jnp.power(jnp.float32(decay), found[0].count)
@@ -166,7 +170,9 @@ class LearnerState:
 
 
 def learner(
-    loss: Callable[..., tuple[Array, dict[str, Array]]], optimizer: optax.GradientTransformation, policy: Policy = Policy()
+    loss: Callable[..., tuple[Array, dict[str, Array]]],
+    optimizer: optax.GradientTransformation,
+    policy: Policy = Policy(),
 ) -> tuple[Callable, Callable]:
     """The pair (init, update) for `loss(params, batch, key, config, frozen) -> (scalar, metrics)`.
 
@@ -177,7 +183,9 @@ def learner(
         params = policy.cast_params(params)
         return LearnerState(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
 
-    def update(state: LearnerState, batch: Any, config: Any, *, frozen: Any = None) -> tuple[LearnerState, dict[str, Array]]:
+    def update(
+        state: LearnerState, batch: Any, config: Any, *, frozen: Any = None
+    ) -> tuple[LearnerState, dict[str, Array]]:
         key, sub = jax.random.split(state.key)
 
         def objective(params):
@@ -186,7 +194,11 @@ def learner(
         (value, metrics), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {**metrics, "loss": value.astype(jnp.float32), "grad_norm": optax.global_norm(grads).astype(jnp.float32)}
+        metrics = {
+            **metrics,
+            "loss": value.astype(jnp.float32),
+            "grad_norm": optax.global_norm(grads).astype(jnp.float32),
+        }
         return LearnerState(params, opt_state, key, state.step + 1), metrics
 
     return init, update

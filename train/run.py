@@ -135,7 +135,7 @@ class Run:
         self.console = Console(stderr=True, quiet=quiet or not self.leads)
         self.fits_started: set[str] = set()
         self.figures: list[Figure] = []
-        self.began = time.time()
+        self._began, self._wall_before = time.monotonic(), 0.0
         self._profile = profile
         self._signal = 0
         self._handlers: dict[int, Any] = {}
@@ -151,7 +151,9 @@ class Run:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = (self.dir / ".lock").read_text().strip()
-            raise RunFolderError(f"{self.dir} is in use by another process ({holder or 'unknown'}); wait for it or choose another folder") from None
+            raise RunFolderError(
+                f"{self.dir} is in use by another process ({holder or 'unknown'}); wait for it or choose another folder"
+            ) from None
         except OSError as error:
             raise RunFolderError(f"{self.dir} can't be used as a run folder: {error.strerror or error}") from error
         try:
@@ -176,10 +178,14 @@ class Run:
                 for name in ("system", "config"):
                     difference = _difference(before.get(name), record[name], name)
                     if difference:
-                        raise RunFolderError(f"{self.dir} holds a run of another configuration: {difference}; choose another folder")
+                        raise RunFolderError(
+                            f"{self.dir} holds a run of another configuration: {difference}; choose another folder"
+                        )
                 self._frozen_files = before.get("frozen", {})
             else:
                 write_atomic(path, json.dumps({**record, "frozen": self._frozen_files}, indent=1) + "\n")
+        wall = self.dir / ".wall"
+        self._wall_before = float(wall.read_text()) if wall.is_file() else 0.0
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError):  # not the main thread: signals stay with whoever owns them
                 self._handlers[number] = signal.signal(number, self._on_signal)
@@ -192,6 +198,8 @@ class Run:
             self._events.close()
             self._events = None
         if self._lock is not None:
+            with contextlib.suppress(OSError, RunFolderError):
+                write_atomic(self.dir / ".wall", f"{self.wall_seconds():.3f}")
             self._lock.close()
             self._lock = None
 
@@ -217,6 +225,10 @@ class Run:
         if self._signal and jax.process_count() == 1:
             raise Interrupted(self._signal, "stopped between two items")
 
+    def wall_seconds(self) -> float:
+        """Wall time that this run has taken in all the processes that worked on it and ended (a killed one's is lost)."""
+        return self._wall_before + time.monotonic() - self._began
+
     def fit(self, update: Callable, state: Any, batches: Any = None, **options: Any) -> loop.Fit:
         """`papyrax.train.loop.fit` on this run; see there for the arguments."""
         return loop.fit(self, update, state, batches, **options)
@@ -226,7 +238,9 @@ class Run:
 
         def also(kind: str, step: int, values: dict[str, Any]) -> None:
             for metric, value in values.items():
-                self._event(f"{name}/{metric}" if kind == "train" else f"{name}/{kind}/{metric}", float(np.mean(value)), step)
+                self._event(
+                    f"{name}/{metric}" if kind == "train" else f"{name}/{kind}/{metric}", float(np.mean(value)), step
+                )
 
         return History(self.dir / "metrics.jsonl", name, writes=self.leads, also=also if self.leads else None)
 
@@ -276,7 +290,9 @@ class Run:
         self._frozen_files[name] = {"file": Path(path).name, "sha256": digest}
         if self.leads:
             record = json.loads((self.dir / "config.json").read_text())
-            write_atomic(self.dir / "config.json", json.dumps({**record, "frozen": self._frozen_files}, indent=1) + "\n")
+            write_atomic(
+                self.dir / "config.json", json.dumps({**record, "frozen": self._frozen_files}, indent=1) + "\n"
+            )
 
     def figure(self, figure: Any, name: str, title: str, caption: str = "") -> Figure:
         """Saves a matplotlib figure as figures/<name>.png."""
@@ -312,7 +328,7 @@ class Run:
     def profiling(self, step: int) -> Iterator[None]:
         """Traces the calls that `profile` asks for, into profile/ (for xprof or TensorBoard)."""
         if self._profile is not None and step >= self._profile[0]:
-            first, count = self._profile
+            count = self._profile[1]
             if not hasattr(self, "_trace_until"):
                 jax.profiler.start_trace(str(self.dir / "profile"))
                 self._trace_until = step + count
@@ -342,7 +358,9 @@ def _pack(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, (np.ndarray, np.generic, jax.Array)):
         arrays.append(np.asarray(value))
         return {"a": len(arrays) - 1}
-    raise TypeError(f"a {type(value).__name__} can't be kept by run.once; wanted dicts, lists, numbers, strings and arrays")
+    raise TypeError(
+        f"a {type(value).__name__} can't be kept by run.once; wanted dicts, lists, numbers, strings and arrays"
+    )
 
 
 def _build(tree: Any, arrays: Any) -> Any:
@@ -367,5 +385,3 @@ def default_folder(root: Path, system: str) -> Path:
     while folder.exists():
         folder, i = root / system / f"{stamp}-{i}", i + 1
     return folder
-
-

@@ -33,7 +33,9 @@ def make_mesh(devices: Sequence[Any] | None = None, *, data: int = -1, fsdp: int
     known = int(np.prod([s for s in sizes if s != -1]))
     sizes = [len(devices) // known if s == -1 else s for s in sizes]
     if int(np.prod(sizes)) != len(devices):
-        raise UserError(f"mesh sizes data {data}, fsdp {fsdp}, tensor {tensor} do not divide the {len(devices)} devices that are here")
+        raise UserError(
+            f"mesh sizes data {data}, fsdp {fsdp}, tensor {tensor} do not divide the {len(devices)} devices that are here"
+        )
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
@@ -56,7 +58,9 @@ def specs(tree: Any, rules: Rules) -> Any:
         for pattern, spec in rules:
             if re.search(pattern, name):
                 if len(spec) > np.ndim(leaf):
-                    raise UserError(f"sharding rule '{pattern}' has {len(spec)} axes but {name} has shape {np.shape(leaf)}")
+                    raise UserError(
+                        f"sharding rule '{pattern}' has {len(spec)} axes but {name} has shape {np.shape(leaf)}"
+                    )
                 return spec
         return PartitionSpec()
 
@@ -73,10 +77,14 @@ def shardings(tree: Any, rules: Rules, mesh: Mesh) -> Any:
         for size, axes in zip(np.shape(leaf), spec):
             parts = int(np.prod([mesh.shape[a] for a in ((axes,) if isinstance(axes, str) else axes or ())]))
             if size % parts:
-                raise UserError(f"{path_name(path)} has a dimension of {size}, which the {parts} devices along {axes} do not divide")
+                raise UserError(
+                    f"{path_name(path)} has a dimension of {size}, which the {parts} devices along {axes} do not divide"
+                )
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(one, tree, specs(tree, rules), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return jax.tree_util.tree_map_with_path(
+        one, tree, specs(tree, rules), is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
 
 
 def fsdp_rules(tree: Any, mesh: Mesh, *, axis: str = "fsdp", min_size: int = 2**14) -> list[tuple[str, PartitionSpec]]:
@@ -90,7 +98,12 @@ def fsdp_rules(tree: Any, mesh: Mesh, *, axis: str = "fsdp", min_size: int = 2**
         fitting = [i for i, size in enumerate(shape) if size % parts == 0]
         if fitting:
             longest = max(fitting, key=lambda i: shape[i])
-            rules.append((f"^{re.escape(path_name(path))}$", PartitionSpec(*[axis if i == longest else None for i in range(longest + 1)])))
+            rules.append(
+                (
+                    f"^{re.escape(path_name(path))}$",
+                    PartitionSpec(*[axis if i == longest else None for i in range(longest + 1)]),
+                )
+            )
 
     jax.tree_util.tree_map_with_path(one, tree)
     return rules
@@ -100,7 +113,10 @@ def batch_shardings(batch: Any, mesh: Mesh, spec: PartitionSpec = BATCH) -> Any:
     """Shardings of a batch whose leaves lead with the batch axis; scalars are replicated."""
     rules = [(".*", spec)]
     return jax.tree.map(
-        lambda leaf: NamedSharding(mesh, PartitionSpec()) if np.ndim(leaf) < len(spec) else shardings(leaf, rules, mesh), batch
+        lambda leaf: (
+            NamedSharding(mesh, PartitionSpec()) if np.ndim(leaf) < len(spec) else shardings(leaf, rules, mesh)
+        ),
+        batch,
     )
 
 
@@ -113,7 +129,9 @@ def place_global(tree: Any, target: Any) -> Any:
         if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.dtype(type(leaf))), jax.dtypes.prng_key):
             data = np.asarray(jax.random.key_data(leaf))
             spec = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec))
-            return jax.random.wrap_key_data(jax.make_array_from_callback(data.shape, spec, lambda i: data[i]), impl=jax.random.key_impl(leaf))
+            return jax.random.wrap_key_data(
+                jax.make_array_from_callback(data.shape, spec, lambda i: data[i]), impl=jax.random.key_impl(leaf)
+            )
         array = np.asarray(leaf)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
@@ -122,7 +140,9 @@ def place_global(tree: Any, target: Any) -> Any:
 
 def place_local(tree: Any, target: Any) -> Any:
     """Joins what each process loaded for itself (its part of the batch) to arrays on `target` shardings."""
-    return jax.tree.map(lambda leaf, sharding: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree, target)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree, target
+    )
 
 
 def to_host(tree: Any) -> Any:
@@ -137,5 +157,3 @@ def to_host(tree: Any) -> Any:
         return np.asarray(leaf)
 
     return jax.tree.map(one, tree)
-
-

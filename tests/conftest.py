@@ -1,0 +1,48 @@
+"""One place for what every test shares: the CPU platform, shape checks, and the record of outcomes that `papyrax list` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_OUTCOMES: dict[str, str] = {}
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Notes how each test ended, by file and function (a parametrised one fails when any case fails)."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.when == "call" or report.outcome != "passed":
+        name = f"{Path(item.path).relative_to(ROOT)}::{item.originalname or item.name}"
+        if _OUTCOMES.get(name) != "failed":
+            _OUTCOMES[name] = report.outcome
+
+
+def pytest_sessionfinish(session):
+    """Merges the outcomes of this session into .proofs.json (not committed)."""
+    path = ROOT / ".proofs.json"
+    try:
+        before = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError:
+        before = {}
+    before.update(_OUTCOMES)
+    temporary = path.with_suffix(f".{os.getpid()}.part")
+    temporary.write_text(json.dumps(before, indent=0, sort_keys=True))
+    temporary.replace(path)
+
+
+@pytest.fixture
+def data_folder():
+    """The data root (PAPYRAX_DATA), or a skip with the reason."""
+    root = os.environ.get("PAPYRAX_DATA")
+    if not root or not Path(root).is_dir():
+        pytest.skip("PAPYRAX_DATA names no folder, so tests on real data are left out")
+    return Path(root)

@@ -1,0 +1,40 @@
+"""Which devices JAX may look for, and how processes of one run find each other."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from papyrax.train.errors import UserError
+
+
+def settle() -> None:
+    """On a machine without an accelerator, tells JAX so: installed TPU and CUDA plugins would search for one and complain at length.
+
+    Does nothing when JAX_PLATFORMS is set already.
+    """
+    if "JAX_PLATFORMS" not in os.environ and not any(
+        glob.glob(p) for p in ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*", "/dev/kfd")
+    ):
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def join_processes() -> None:
+    """Joins the processes of one run: by PAPYRAX_COORDINATOR, PAPYRAX_PROCESSES and PAPYRAX_PROCESS where they are set (two processes on one
+    machine, launchers of one's own), else by what JAX finds in a TPU pod, Slurm, Kubernetes or Open MPI.
+
+    Raises UserError when they can't be joined.
+    """
+    import jax
+
+    address = os.environ.get("PAPYRAX_COORDINATOR")
+    try:
+        if jax.config.jax_platforms == "cpu":
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        if address is None:
+            jax.distributed.initialize()
+        else:
+            count, index = int(os.environ["PAPYRAX_PROCESSES"]), int(os.environ["PAPYRAX_PROCESS"])
+            jax.distributed.initialize(address, count, index)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"the processes of this run can't be joined: {str(error).splitlines()[0]}") from error
