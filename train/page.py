@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from papyrax.train.report import Number, Report, cell, duration, number_cells, read, write_atomic
+from papyrax.train.files import write_atomic
+from papyrax.train.report import Number, Report, cell, duration, number_cells, read
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1b1b1b;

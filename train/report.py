@@ -16,12 +16,13 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from papyrax.train.files import write_atomic
 
 _TARGET = re.compile(r"^\s*(>=|<=|>|<|==|=)\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*(%?)\s*$")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -138,23 +139,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "__array__"):
         return plain(np.asarray(value).tolist())
     return str(value)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replaces a text file in one step, so that a reader or a kill never meets half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
 
 
 def write(report: Report, folder: Path | str, meta: Mapping[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Pretrained weights: opening the files they are published in."""
