@@ -15,7 +15,18 @@ from papyrax.methods.nets.init import fan_in_uniform, lecun_normal
 from papyrax.methods.nets.linear import dense
 from papyrax.methods.nets.norm import layer_norm, rms_norm
 
-__all__ = ["Init", "Layer", "Norm", "hidden_layer", "hidden_layers", "layer_init", "layers_init", "mlp", "mlp_init"]
+__all__ = [
+    "Init",
+    "Layer",
+    "Norm",
+    "hidden_layer",
+    "hidden_layers",
+    "layer_init",
+    "layer_normed",
+    "layers_init",
+    "mlp",
+    "mlp_init",
+]
 
 Layer = dict[str, Array]
 Norm = Literal["layer", "rms", "none"]
@@ -59,16 +70,18 @@ def mlp_init(key: Key[Array, ""], sizes: Sequence[int], *, norm: Norm, init: Ini
     return (*layers_init(key_hidden, sizes[:-1], norm=norm, init=init), last)
 
 
+def layer_normed(layer: Layer, y: Float[Array, "... o"], *, eps: float) -> Float[Array, "... o"]:
+    """The norm that the layer has parameters for, or ``y`` itself."""
+    if "bias" in layer:
+        return layer_norm(y, layer["scale"], layer["bias"], eps)
+    return rms_norm(y, layer["scale"], eps) if "scale" in layer else y
+
+
 def hidden_layer(
     layer: Layer, x: Float[Array, "... i"], *, eps: float, act: Callable[[Array], Array]
 ) -> Float[Array, "... o"]:
     """Linear, the norm that the layer has parameters for, activation."""
-    y = dense(x, layer["w"], layer["b"])
-    if "bias" in layer:
-        y = layer_norm(y, layer["scale"], layer["bias"], eps)
-    elif "scale" in layer:
-        y = rms_norm(y, layer["scale"], eps)
-    return act(y)
+    return act(layer_normed(layer, dense(x, layer["w"], layer["b"]), eps=eps))
 
 
 def hidden_layers(
