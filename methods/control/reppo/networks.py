@@ -83,9 +83,7 @@ def encoder_apply(params: Params, obs: Float[Array, "*n o"], config: ReppoConfig
     """Flat pictures to features; see `encoder_init`."""
     conv = params["conv"]
     pictures = obs.reshape(-1, *config.image)
-    x = jax.lax.conv_general_dilated(
-        pictures, conv["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    x = jax.lax.conv_general_dilated(pictures, conv["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     x = jax.nn.relu(layer_normed(conv, x + conv["b"], eps=config.norm_eps))
     x = x.reshape(*obs.shape[:-1], -1)
     return hidden_layers((params["dense"],), x, eps=config.norm_eps, act=jax.nn.relu)
@@ -122,9 +120,7 @@ def actor_apply(
     return mean, jnp.exp(log_std) + config.min_std
 
 
-def critic_init(
-    key: Key[Array, ""], config: ReppoConfig, obs_dim: int, actions: int, *, discrete: bool
-) -> Params:
+def critic_init(key: Key[Array, ""], config: ReppoConfig, obs_dim: int, actions: int, *, discrete: bool) -> Params:
     """Critic for states of ``obs_dim`` (privileged ones, where a task has them) and ``actions`` axes or choices."""
     keys = jax.random.split(key, 6)
     params, width, hidden = {}, obs_dim, config.hidden_critic
@@ -176,8 +172,10 @@ def predict_apply(
     params: Params, embed: Float[Array, "*n h"], config: ReppoConfig, *, one_hot: Float[Array, "*n a"] | None = None
 ) -> tuple[Float[Array, "*n h"], Float[Array, "*n"]]:
     """Prediction head: next embedding and reward."""
-    x = embed if one_hot is None else jnp.concatenate((embed, one_hot), axis=-1) x = dense(_hidden((params["pred"],),
-    x, config, one_hot is not None), params["pred_last"]["w"], params["pred_last"]["b"]) return x[..., :-1], x[..., -1]
+    x = embed if one_hot is None else jnp.concatenate((embed, one_hot), axis=-1)
+    x = _hidden((params["pred"],), x, config, one_hot is not None)
+    x = dense(x, params["pred_last"]["w"], params["pred_last"]["b"])
+    return x[..., :-1], x[..., -1]
 
 
 def critic_apply(
