@@ -4,8 +4,11 @@ Every function takes plain numbers and gives uint8 [h, w, 3]. Shapes are drawn a
 smooths their edges.
 """
 
+import jax
 import numpy as np
 from PIL import Image, ImageDraw
+
+from papyrax.envs.protocol import World
 
 PAPER = (250, 249, 245)
 INK = (61, 61, 58)
@@ -69,3 +72,47 @@ def polygon(pen: ImageDraw.ImageDraw, points, fill, outline=None) -> None:
 def mix(a, b, t: float) -> tuple[int, int, int]:
     """The color between a (t = 0) and b (t = 1)."""
     return tuple(round(float(x + (y - x) * t)) for x, y in zip(a, b))
+
+
+def cartpole(
+    x: float, angle: float, *, rail: float = 2.4, length: float = 1.0, size: tuple[int, int] = (200, 400)
+) -> np.ndarray:
+    """A cart with its pole on a rail of ± `rail` metres; angle 0 is upright, positive leans right."""
+    height, width = size
+    image, pen = canvas(width, height)
+    scale = 0.46 * width / rail
+    ground = 0.62 * height
+    px = 0.5 * width + scale * x
+    line(pen, [(0.04 * width, ground), (0.96 * width, ground)], FAINT, width=3)
+    line(pen, [(0.5 * width, ground - 5), (0.5 * width, ground + 5)], FAINT, width=2)
+    polygon(pen, [(px - 22, ground - 9), (px + 22, ground - 9), (px + 22, ground + 9), (px - 22, ground + 9)], INK)
+    arm = min(scale * length, 0.5 * height)
+    color = mix(BLUE, CLAY, 0.5 * (1 + np.cos(angle)))
+    line(pen, [(px, ground), (px + arm * np.sin(angle), ground - arm * np.cos(angle))], color, width=8)
+    disc(pen, (px, ground), 4, fill=PAPER)
+    return finish(image)
+
+
+def slider(x: float, v: float, *, reach: float = 2.0, size: tuple[int, int] = (80, 400)) -> np.ndarray:
+    """A mass on a line, its goal in the middle, and its speed as a stroke."""
+    height, width = size
+    image, pen = canvas(width, height)
+    scale, y = 0.46 * width / reach, 0.55 * height
+    px = 0.5 * width + scale * float(np.clip(x, -reach, reach))
+    line(pen, [(0.04 * width, y), (0.96 * width, y)], FAINT, width=3)
+    disc(pen, (0.5 * width, y), 12, outline=CLAY, width=2)
+    line(pen, [(px, y), (px + scale * v, y)], BLUE, width=3)
+    disc(pen, (px, y), 8, fill=INK)
+    return finish(image)
+
+
+def film(world: World, states, *, every: int = 1) -> np.ndarray:
+    """Frames uint8 [t, h, w, 3] of stacked states (`papyrax.envs.rollout.record`), one for each `every` states.
+
+    Raises:
+        ValueError: the world has no picture.
+    """
+    if world.draw is None:
+        raise ValueError(f"world {world.name} cannot be drawn: its draw is None.")
+    count = jax.tree.leaves(states)[0].shape[0]
+    return np.stack([world.draw(jax.tree.map(lambda x, i=i: x[i], states)) for i in range(0, count, every)])
