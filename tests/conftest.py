@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+_CACHE = tempfile.TemporaryDirectory(prefix="papyrax-test-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _CACHE.name)  # equal programs of different tests compile once
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import pytest
 

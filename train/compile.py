@@ -306,3 +306,45 @@ def table(results: Sequence[CompileResult], title: str = "Compiled ahead of time
             r.name, str(r.devices), f"{r.seconds:.1f}", amount(r.flops), *(amount(size, "B") for size in sizes), moved
         )
     return out
+
+
+def execute(recipe: Any, config: Any, topology: str, shape: Mapping[str, int] | None = None) -> list[CompileResult]:
+    """Compiles every target that a recipe names for the topology, and holds each to a device's memory.
+
+    `shape` defaults to the recipe's `mesh_shape(config, devices)` where it has one, else to all devices on `data`.
+
+    Raises: DoesNotFit, BadTopology, NoCompiler.
+    """
+    if shape is None and hasattr(recipe, "mesh_shape"):
+        shape = recipe.mesh_shape(config, len(topology_devices(topology)))
+    mesh = topology_mesh(topology, shape)
+    return [fits(compile_target(target, mesh=mesh), topology) for target in recipe.compile_targets(config, mesh)]
+
+
+def record(results: Sequence[CompileResult], preset: str) -> dict[str, Any]:
+    """What results/SYSTEM.json keeps of a compile."""
+    return {
+        "preset": preset,
+        "libtpu": _version("libtpu"),
+        "jax": jax.__version__,
+        "targets": [dataclasses.asdict(r) for r in results],
+    }
+
+
+def show(results: Sequence[CompileResult], topology: str) -> None:
+    """Prints the table of results."""
+    from rich.console import Console
+
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(
+        table(results, f"Compiled for {topology}, for one device")
+    )
+
+
+def _version(package: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
