@@ -76,3 +76,38 @@ def cross_entropy(
     wide = jnp.promote_types(jnp.promote_types(logits.dtype, value.dtype), jnp.float32)
     target = hl_gauss_encode(value.astype(wide), logits.shape[-1], vmin, vmax, sigma_ratio=sigma_ratio)
     return -jnp.sum(target * jax.nn.log_softmax(logits.astype(wide), axis=-1), axis=-1)
+
+
+def forward(logits: Array, value: Array, vmin: float, vmax: float, sigma_ratio: float) -> tuple[Array, Array]:
+    """(loss, lse): the cross-entropy and the log-sum-exp of the logits, which is all that `backward` needs to be
+    kept.
+    """
+    wide = jnp.promote_types(jnp.promote_types(logits.dtype, value.dtype), jnp.float32)
+    lse = jax.nn.logsumexp(logits.astype(wide), axis=-1)
+    target = hl_gauss_encode(value.astype(wide), logits.shape[-1], vmin, vmax, sigma_ratio=sigma_ratio)
+    return -jnp.sum(target * (logits.astype(wide) - lse[:, None]), axis=-1), lse
+
+
+def backward(
+    logits: Array, value: Array, lse: Array, g: Array, vmin: float, vmax: float, sigma_ratio: float
+) -> tuple[Array, Array]:
+    """Gradients of sum(g * loss) by the formulas, with the histogram computed again.
+
+    d logits = g (softmax(logits) - p). With t = (value - vmin) / w and F'_j = dF_j/dt,
+    d value = -g / w sum_b (logits_b - lse) [F'_{b+1} - F'_b - p_b (F'_B - F'_0)] / (F_B - F_0) inside the range, 0
+    outside.
+    """
+    bins = logits.shape[-1]
+    wide = lse.dtype
+    t = position(value.astype(wide), bins, vmin, vmax)
+    u = (jnp.arange(bins + 1, dtype=wide) - 0.5 - t[:, None]) / (math.sqrt(2.0) * sigma_ratio)
+    cdf = jax.lax.erf(u)
+    slope = -2.0 / math.sqrt(math.pi) / (math.sqrt(2.0) * sigma_ratio) * jnp.exp(-u * u)
+    total = cdf[:, -1:] - cdf[:, :1]
+    p = (cdf[:, 1:] - cdf[:, :-1]) / total
+    dp = (slope[:, 1:] - slope[:, :-1] - p * (slope[:, -1:] - slope[:, :1])) / total
+    centred = logits.astype(wide) - lse[:, None]
+    d_logits = g[:, None] * (jnp.exp(centred) - p)
+    inside = (t > 0) & (t < bins - 1)
+    d_value = jnp.where(inside, -g * ((bins - 1) / (vmax - vmin)) * jnp.sum(dp * centred, axis=-1), 0.0)
+    return d_logits.astype(logits.dtype), d_value.astype(value.dtype)
