@@ -16,7 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PyTree
 
 from papyrax.envs.rollout import Batch
 from papyrax.methods.control.reppo import distributions as dist
@@ -26,7 +26,16 @@ from papyrax.methods.control.reppo.networks import Params, actor_apply, embed_ap
 from papyrax.methods.objectives.policy import normalize_adv
 from papyrax.methods.objectives.returns import lambda_returns
 
-__all__ = ["draw_noise", "gradient_step", "make_rows", "optimizer", "pack", "run_epochs", "soft_rewards"]
+__all__ = [
+    "draw_noise",
+    "gradient_step",
+    "make_rows",
+    "minibatch_scan",
+    "optimizer",
+    "pack",
+    "run_epochs",
+    "soft_rewards",
+]
 
 
 def optimizer(config, multipliers: bool) -> optax.GradientTransformation:
@@ -115,16 +124,19 @@ def make_rows(
     return rows, {"target": jnp.mean(target), "target_outside": jnp.mean(outside), "value_next": jnp.mean(value)}
 
 
-def pack(rows: Rows) -> tuple[Float[Array, "n w"], Callable[[Float[Array, "b w"]], Rows]]:
-    """All fields side by side in one matrix, and the function that reads some rows of it back."""
+def pack(rows: PyTree) -> tuple[Float[Array, "n w"], Callable[[Float[Array, "b w"]], PyTree]]:
+    """All fields (vectors or matrices of n rows) side by side in one matrix, and the function that reads rows of it back.
+
+    Integers return as integers; they must be small enough for float32 to hold (below 2^24).
+    """
     leaves, tree = jax.tree.flatten(rows)
-    widths = [1 if x.ndim == 1 else x.shape[1] for x in leaves]
-    flat = jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves], axis=1)
+    flat = jnp.concatenate([x.reshape(x.shape[0], -1).astype(jnp.float32) for x in leaves], axis=1)
 
     def unpack(some):
         out, start = [], 0
-        for leaf, width in zip(leaves, widths):
-            piece = some[:, start : start + width]
+        for leaf in leaves:
+            width = 1 if leaf.ndim == 1 else leaf.shape[1]
+            piece = some[:, start : start + width].astype(leaf.dtype)
             out.append(piece[:, 0] if leaf.ndim == 1 else piece)
             start += width
         return jax.tree.unflatten(tree, out)
@@ -167,6 +179,39 @@ def gradient_step(
     )
 
 
+def minibatch_scan(
+    key: Key[Array, ""],
+    step: Callable[[PyTree, Key[Array, ""], PyTree], tuple[PyTree, dict[str, Array]]],
+    carry: PyTree,
+    rows: PyTree,
+    config,
+) -> tuple[PyTree, dict[str, Array]]:
+    """``epochs`` passes, each a fresh permutation of the rows cut into ``minibatches``, each with a key of its own.
+
+    ``step(carry, key, rows) -> (carry, metrics)``; the metrics returned are means over all steps. ``config`` is that of
+    REPPO or of PPO.
+
+    Raises:
+      ValueError: the rows of this device do not cut into equal minibatches.
+    """
+    flat, unpack = pack(rows)
+    n = flat.shape[0]
+    if n % config.minibatches:
+        raise ValueError(f"minibatches must divide the {n} samples of a device, but is {config.minibatches}.")
+
+    def minibatch(carry, item):
+        key, some = item
+        return step(carry, key, unpack(some))
+
+    def epoch(carry, key):
+        key_order, key_steps = jax.random.split(key)
+        shuffled = flat[jax.random.permutation(key_order, n)].reshape(config.minibatches, n // config.minibatches, -1)
+        return jax.lax.scan(minibatch, carry, (jax.random.split(key_steps, config.minibatches), shuffled))
+
+    carry, metrics = jax.lax.scan(epoch, carry, jax.random.split(key, config.epochs))
+    return carry, jax.tree.map(jnp.mean, metrics)
+
+
 def run_epochs(
     key: Key[Array, ""],
     params: dict[str, Params],
@@ -177,30 +222,15 @@ def run_epochs(
     discrete: bool,
     axis_name: str | None = None,
 ) -> tuple[dict[str, Params], dict[str, optax.OptState], dict[str, Array]]:
-    """``epochs`` passes, each a fresh permutation cut into ``minibatches``; metrics are means over all of them.
+    """`gradient_step` over `minibatch_scan`, with fresh noise in every minibatch."""
 
-    Raises:
-      ValueError: the samples here do not cut into equal minibatches.
-    """
-    flat, unpack = pack(rows)
-    n, actions = rows.action.shape
-    if n % config.minibatches:
-        raise ValueError(f"minibatches must divide the {n} samples of a device, but is {config.minibatches}.")
-    size = n // config.minibatches
-
-    def minibatch(carry, item):
-        key, some = item
-        noise = None if discrete else draw_noise(key, size, actions, config)
-        *carry, metrics = gradient_step(*carry, unpack(some), noise, config, discrete=discrete, axis_name=axis_name)
+    def step(carry, key, some):
+        noise = None if discrete else draw_noise(key, *some.action.shape, config)
+        *carry, metrics = gradient_step(*carry, some, noise, config, discrete=discrete, axis_name=axis_name)
         return tuple(carry), metrics
 
-    def epoch(carry, key):
-        key_order, key_noise = jax.random.split(key)
-        shuffled = flat[jax.random.permutation(key_order, n)].reshape(config.minibatches, size, -1)
-        return jax.lax.scan(minibatch, carry, (jax.random.split(key_noise, config.minibatches), shuffled))
-
-    (params, opt), metrics = jax.lax.scan(epoch, (params, opt), jax.random.split(key, config.epochs))
-    return params, opt, jax.tree.map(jnp.mean, metrics)
+    (params, opt), metrics = minibatch_scan(key, step, (params, opt), rows, config)
+    return params, opt, metrics
 
 
 def _samples(key, mean, std, count):
