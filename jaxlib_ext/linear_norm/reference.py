@@ -41,3 +41,60 @@ def linear_norm_swish(
     if bias is not None:
         h = h + bias.astype(wide)
     return (h * jax.nn.sigmoid(h)).astype(x.dtype)
+
+
+def gradient_before_norm(
+    dy: Float[Array, "n o"],
+    x: Float[Array, "n i"],
+    w: Float[Array, "i o"],
+    b: Float[Array, "o"],
+    scale: Float[Array, "o"],
+    bias: Float[Array, "o"],
+    norm: Norm,
+    eps: float,
+) -> tuple[Float[Array, "n o"], Float[Array, "3 o"]]:
+    """(dh, sums): the gradient of h = x w + b, and of b, scale and bias in that order, with h computed again.
+
+    With n the normalised row, r = 1/std (or 1/rms), z = n * scale + bias and s = sigmoid(z):
+        dz = dy * s (1 + z (1 - s)),   dn = dz * scale,
+        layer: dh = r (dn - mean(dn) - n mean(dn n)),   rms: dh = r (dn - n mean(dn n)),   none: dh = dn
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    h = jnp.matmul(x, w, preferred_element_type=wide) + b.astype(wide)
+    dh, dz, n = backward_rows(h, dy.astype(wide), scale.astype(wide), bias.astype(wide), norm, eps)
+    return dh.astype(x.dtype), jnp.stack([dh.sum(0), (dz * n).sum(0), dz.sum(0)])
+
+
+def normalised(h: Array, norm: Norm, eps: float, features: int | None = None) -> tuple[Array, Array]:
+    """(n, r) of rows of h; `features` is the true width where the rest of a row is zero padding."""
+    width = h.shape[-1] if features is None else features
+    inside = None if features is None else jax.lax.broadcasted_iota(jnp.int32, h.shape, 1) < width
+    if norm == "layer":
+        h = h - jnp.sum(h, axis=-1, keepdims=True) / width
+        h = h if inside is None else jnp.where(inside, h, 0.0)
+    if norm == "none":
+        return h, jnp.ones((h.shape[0], 1), h.dtype)
+    r = jax.lax.rsqrt(jnp.sum(h * h, axis=-1, keepdims=True) / width + eps)
+    return h * r, r
+
+
+def backward_rows(
+    h: Array, dy: Array, scale: Array, bias: Array, norm: Norm, eps: float, features: int | None = None
+) -> tuple[Array, Array, Array]:
+    """(dh, dz, n) of rows; see `gradient_before_norm`. Columns past `features` must hold zeros in h, dy, scale and
+    bias.
+    """
+    width = h.shape[-1] if features is None else features
+    n, r = normalised(h, norm, eps, features)
+    z = n * scale + bias
+    s = 1.0 / (1.0 + jnp.exp(-z))
+    dz = dy * s * (1.0 + z * (1.0 - s))
+    dn = dz * scale
+    if norm == "none":
+        return dn, dz, n
+    dh = dn - n * (jnp.sum(dn * n, axis=-1, keepdims=True) / width)
+    if norm == "layer":
+        dh = dh - jnp.sum(dn, axis=-1, keepdims=True) / width
+        if features is not None:
+            dh = jnp.where(jax.lax.broadcasted_iota(jnp.int32, h.shape, 1) < width, dh, 0.0)
+    return dh * r, dz, n
