@@ -73,11 +73,12 @@ def scale_rewards(
 
 
 def episode_metrics(envs: Envs, data: Batch, axis_name: str | None) -> dict[str, Array]:
-    """Mean return of the last finished episodes (NaN before the first), mean reward, share of broken steps."""
+    """Mean return of the last finished episodes (0 before the first), share of environments that have finished one, mean
+    reward, share of broken steps."""
     known = jnp.isfinite(envs.last_return)
     sums = (jnp.sum(jnp.where(known, envs.last_return, 0.0)), jnp.sum(known))
-    means = (jnp.mean(data.reward), jnp.mean(data.fault.astype(jnp.float32)))
+    means = (jnp.mean(data.reward), jnp.mean(data.fault.astype(jnp.float32)), jnp.mean(known.astype(jnp.float32)))
     if axis_name is not None:
         sums, means = jax.lax.psum(sums, axis_name), jax.lax.pmean(means, axis_name)
-    mean_return = jnp.where(sums[1] > 0, sums[0] / jnp.maximum(sums[1], 1), jnp.nan)
-    return {"episode_return": mean_return, "reward": means[0], "fault": means[1]}
+    mean_return = sums[0] / jnp.maximum(sums[1], 1)
+    return {"episode_return": mean_return, "finished": means[2], "reward": means[0], "fault": means[1]}
