@@ -28,12 +28,6 @@ class Shapes:
     color: Int[np.ndarray, "g 3"]
     floor: bool
 
-    @property
-    def extent(self) -> float:
-        """Rough size of what moves (m), from the points farthest from their body's origin."""
-        sizes = [np.abs(p).max() + r for p, r, b in zip(self.points, self.radius, self.body) if b > 0]
-        return float(max(sizes, default=1.0))
-
 
 def shapes_of(model: Any) -> Shapes:
     """The visible geometry of a MuJoCo model; body 0 is the world. Planes become the floor line, other unbounded kinds
@@ -56,8 +50,10 @@ def shapes_of(model: Any) -> Shapes:
         points.append(local @ quaternion_matrix(model.geom_quat[g]).T + model.geom_pos[g])
         radius.append(swell)
         body.append(int(model.geom_bodyid[g]))
-        material = model.geom_matid[g]
-        rgb = model.mat_rgba[material] if material >= 0 else model.geom_rgba[g]
+        # As in MuJoCo, a material gives the colour unless the geom sets one of its own (other than the default grey).
+        rgb, material = model.geom_rgba[g], model.geom_matid[g]
+        if material >= 0 and np.allclose(rgb, (0.5, 0.5, 0.5, 1.0)):
+            rgb = model.mat_rgba[material]
         color.append(np.round(255 * np.clip(rgb[:3], 0, 1)).astype(int))
     return Shapes(
         points=tuple(points),

@@ -1,8 +1,7 @@
 """Closed-form control worlds: the double integrator and the cart-pole swing-up.
 
-Double integrator: with action u in [-1, 1], `v <- v + 0.1 u`, then `x <- x + 0.1 v`; reward is minus the cost `x² + 0.1
-    v² + 0.1 u²`
-after the step; 100 steps, starts uniform in [-1, 1]². Linear and quadratic, so its optimum is known.
+Double integrator: with action u in [-1, 1], `v <- v + 0.1 u`, then `x <- x + 0.1 v`; reward is minus the cost
+`x² + 0.1 v² + 0.1 u²` of the place and speed before the step; 100 steps, starts uniform in [-1, 1]².
 
 Cart-pole swing-up: the cart-pole of the DM Control suite (Tassa et al. 2018, arXiv 1801.00690) as MuJoCo Playground
 sets it up, without a simulator. Cart 1 kg on a rail of ±1.8 m, pole a uniform capsule of 0.1 kg, 1 m long and 4.5 cm in
@@ -64,7 +63,7 @@ def double_integrator() -> World:
         u = jnp.clip(action[0], -1.0, 1.0)
         v = state.v + 0.1 * u
         x = state.x + 0.1 * v
-        reward = -(x**2 + 0.1 * v**2 + 0.1 * u**2)
+        reward = -(state.x**2 + 0.1 * state.v**2 + 0.1 * u**2)
         return _stepped(Point(x=x, v=v), reward, observe)
 
     return World(
@@ -152,22 +151,20 @@ def capsule_inertia(mass: float, length: float, radius: float) -> float:
     return cylinder * (0.25 * radius**2 + length**2 / 12) + ends
 
 
-def lqr_return(starts: np.ndarray, steps: int = 100) -> np.ndarray:
-    """Best returns of the double integrator from the given starts `[n, 2]`, actions unbounded, by the Riccati recursion
-    (host).
+def lqr_gain(steps: int = 100) -> np.ndarray:
+    """Gain k of the linear-quadratic regulator of the double integrator, action = -k . (x, v), far from the end (host).
 
-    The bound on actions can only lower it.
+    Clipped to [-1, 1] it returns -5.1 on average over random starts, a strong reference for learners; unclipped, -3.7.
     """
     a = np.array([[1.0, 0.1], [0.0, 1.0]])
     b = np.array([[0.01], [0.1]])
     q, r = np.diag([1.0, 0.1]), np.array([[0.1]])
     cost = np.zeros((2, 2))
+    gain = np.zeros((1, 2))
     for _ in range(steps):
-        # The cost falls on the state after the step: q joins the cost to go before the backup.
-        after = q + cost
-        gain = np.linalg.solve(r + b.T @ after @ b, b.T @ after @ a)
-        cost = a.T @ after @ (a - b @ gain)
-    return -np.einsum("ni,ij,nj->n", starts, cost, starts)
+        gain = np.linalg.solve(r + b.T @ cost @ b, b.T @ cost @ a)
+        cost = q + a.T @ cost @ (a - b @ gain)
+    return gain[0]
 
 
 def _stepped(state, reward, observe):

@@ -81,12 +81,12 @@ def cartpole(
     height, width = size
     image, pen = canvas(width, height)
     scale = 0.46 * width / rail
-    ground = 0.62 * height
+    ground = 0.5 * height
     px = 0.5 * width + scale * x
     line(pen, [(0.04 * width, ground), (0.96 * width, ground)], FAINT, width=3)
     line(pen, [(0.5 * width, ground - 5), (0.5 * width, ground + 5)], FAINT, width=2)
     polygon(pen, [(px - 22, ground - 9), (px + 22, ground - 9), (px + 22, ground + 9), (px - 22, ground + 9)], INK)
-    arm = min(scale * length, 0.5 * height)
+    arm = min(scale * length, 0.45 * height)
     color = mix(BLUE, CLAY, 0.5 * (1 + np.cos(angle)))
     line(pen, [(px, ground), (px + arm * np.sin(angle), ground - arm * np.cos(angle))], color, width=8)
     disc(pen, (px, ground), 4, fill=PAPER)
@@ -94,14 +94,14 @@ def cartpole(
 
 
 def slider(x: float, v: float, *, reach: float = 2.0, size: tuple[int, int] = (80, 400)) -> np.ndarray:
-    """A mass on a line, its goal in the middle, and its speed as a stroke."""
+    """A mass on a line, its goal in the middle, and its speed as a stroke of 0.3 times its length."""
     height, width = size
     image, pen = canvas(width, height)
     scale, y = 0.46 * width / reach, 0.55 * height
     px = 0.5 * width + scale * float(np.clip(x, -reach, reach))
     line(pen, [(0.04 * width, y), (0.96 * width, y)], FAINT, width=3)
     disc(pen, (0.5 * width, y), 12, outline=CLAY, width=2)
-    line(pen, [(px, y), (px + scale * v, y)], BLUE, width=3)
+    line(pen, [(px, y), (px + 0.3 * scale * v, y)], BLUE, width=3)
     disc(pen, (px, y), 8, fill=INK)
     return finish(image)
 

@@ -250,9 +250,8 @@ def _reset(envs: Envs, done: Bool[Array, "n"]) -> Envs:
 
     def body(carry):
         waiting, state, key, obs, privileged = carry
-        (rows,) = jnp.nonzero(
-            waiting, size=envs.chunk, fill_value=n
-        )  # rows of n, past the end, are dropped when written
+        flag, rows = jax.lax.top_k(waiting.astype(jnp.int32), envs.chunk)
+        rows = jnp.where(flag > 0, rows, n)  # row n lies past the end: reads are clamped, writes dropped
         later, now = _split(key[jnp.minimum(rows, n - 1)])
         fresh = jax.vmap(world.reset)(now)
 
