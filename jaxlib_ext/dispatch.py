@@ -28,6 +28,12 @@ def varying_together(*args: jax.Array) -> tuple[jax.Array, ...]:
     )
 
 
+def varying_as(value: jax.Array, like: jax.Array) -> jax.Array:
+    """A constant marked as varying over the mesh axes that `like` varies over, to start a loop with inside shard_map."""
+    axes = jax.typeof(like).manual_axis_type.varying
+    return jax.lax.pcast(value, tuple(sorted(axes)), to="varying") if axes else value
+
+
 def output(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
     """The output of a kernel that varies over the same mesh axes as its input `like`."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
