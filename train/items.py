@@ -35,6 +35,11 @@ class MissingReply(BackendError):
     """A recorded back end was asked something that was never recorded; the message names the request's hash."""
 
 
+class _WrongCount(BackendError):
+    """A back end gave another number of replies than it was asked requests: a fault of its own, which always stops the
+    run."""
+
+
 @dataclasses.dataclass
 class _Item:
     """An item in flight."""
@@ -66,7 +71,8 @@ def run_items(
       world: a dialogue world; it is reset with one item at a time.
       items: mappings with an "id" or objects with an `id`; ids are unique, and made strings.
       backends: for each kind of request a function from requests to as many replies, in order. A reply with `error`
-        set goes to the world as it is; a back end that raises is dealt with by `on_error`.
+        set goes to the world as it is (a back end that can tell which request failed does that); a back end that
+        raises is dealt with by `on_error`.
       out: the JSON-lines file, in a folder that exists or can be made. Items that have a line there are not driven
         again.
       batch: items in flight.
@@ -88,8 +94,8 @@ def run_items(
       BackendError: no back end for a kind, a wrong number of replies, or an error with `on_error="stop"`.
       RunFolderError: the file can't be written, or another process is writing it.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}.")
+    if batch < 1 or retries < 0:
+        raise ValueError(f"batch must be at least 1 and retries at least 0, got {batch} and {retries}.")
     if on_error not in ("record", "stop"):
         raise ValueError(f"on_error must be 'record' or 'stop', got {on_error!r}.")
     items = list(items)
@@ -166,36 +172,37 @@ def _round(
         replies.update(zip(where, _ask(kind, backends[kind], requests, retries, on_error)))
     for i, item in enumerate(flight):
         answers = [replies[i, j] for j in range(len(item.requests))]
+        given = [a for a in answers if isinstance(a, Reply)]
+        failed = [a for a in answers if isinstance(a, BackendError)]
         item.asked += len(answers)
-        failed = next((a for a in answers if isinstance(a, BackendError)), None)
         for request, answer in zip(item.requests, answers):
             item.seen.update(request_hash(request).encode())
             item.seen.update(b"!" if isinstance(answer, BackendError) else _reply_bytes(answer))
-        if failed is not None:
-            item.error = str(failed)
+        if failed:
+            item.error = str(failed[0])
         else:
-            item.state, item.requests = world.step(item.state, answers)
+            item.state, item.requests = world.step(item.state, given)
 
 
 def _ask(
     kind: str, backend: Backend, requests: list[Request], retries: int, on_error: str
 ) -> Sequence[Reply | BackendError]:
     """One reply or one error a request: the whole list first, with retries, then each request alone."""
+    problem = BackendError(f"The {kind} back end was not asked.")
     for attempt in range(retries + 1):
         try:
             return _checked(kind, backend, requests)
+        except (MissingReply, _WrongCount) as error:
+            # asking again would not help
+            problem = error
+            break
         except Exception as error:
-            last = error
-            if isinstance(error, BackendError):
-                break
+            problem = BackendError(f"The {kind} back end failed with {_sentence(error)}")
+            problem.__cause__ = error
             if attempt < retries:
                 time.sleep(min(0.1 * 2**attempt, 10))
-    problem = (
-        last if isinstance(last, BackendError) else BackendError(f"The {kind} back end failed with {_sentence(last)}")
-    )
-    wrong_count = isinstance(last, BackendError) and not isinstance(last, MissingReply)
-    if on_error == "stop" or wrong_count:
-        raise problem from last
+    if on_error == "stop" or isinstance(problem, _WrongCount):
+        raise problem
     if len(requests) == 1:
         return [problem]
     return [_ask(kind, backend, [request], 0, on_error)[0] for request in requests]
@@ -204,7 +211,7 @@ def _ask(
 def _checked(kind: str, backend: Backend, requests: list[Request]) -> list[Reply]:
     replies = list(backend(list(requests)))
     if len(replies) != len(requests):
-        raise BackendError(f"The {kind} back end gave {len(replies)} replies to {len(requests)} requests.")
+        raise _WrongCount(f"The {kind} back end gave {len(replies)} replies to {len(requests)} requests.")
     return replies
 
 

@@ -167,7 +167,8 @@ class RemotePeer:
         """Hands over the inputs of one size and lets the peer build what it needs."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "inputs.npz")
-            np.savez(path, **{name: np.asarray(value) for name, value in self.inputs(size).items()})
+            arrays: dict[str, Any] = {name: np.asarray(value) for name, value in self.inputs(size).items()}
+            np.savez(path, **arrays)
             self.process.ask("prepare", size=size, inputs=path)
 
     def run(self) -> dict[str, float]:

@@ -174,22 +174,12 @@ def read(folder: Path | str) -> tuple[Report, dict[str, Any]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         body = data["report"]
-        return Report(
-            **{
-                **body,
-                "numbers": [
-                    Number(
-                        **{
-                            k: _WORDS.get(v, v) if k in ("ours", "baseline", "paper", "spread") else v
-                            for k, v in n.items()
-                        }
-                    )
-                    for n in body["numbers"]
-                ],
-                "tables": [Table(**t) for t in body["tables"]],
-                "figures": [Figure(**f) for f in body["figures"]],
-            }
-        ), data["meta"]
+        parts: dict[str, Any] = {
+            "numbers": [Number(**_unworded(n)) for n in body["numbers"]],
+            "tables": [Table(**t) for t in body["tables"]],
+            "figures": [Figure(**f) for f in body["figures"]],
+        }
+        return Report(**(body | parts)), data["meta"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a report ({error}).") from error
 
@@ -346,6 +336,12 @@ def save_film(frames: np.ndarray, path: Path | str, fps: float = 25) -> Path:
     images[0].save(part, format="GIF", save_all=True, append_images=images[1:], duration=round(100 / fps) * 10, loop=0)
     os.replace(part, path)
     return path
+
+
+def _unworded(number: Mapping[str, Any]) -> dict[str, Any]:
+    """A number's fields with "nan", "inf" and "-inf" as the values that they stand for."""
+    numeric = ("ours", "baseline", "paper", "spread")
+    return {k: _WORDS.get(v, v) if k in numeric and isinstance(v, str) else v for k, v in number.items()}
 
 
 def _relative(path: Path | str, folder: Path) -> str:

@@ -89,7 +89,7 @@ def test_bad_items_are_refused(tmp_path):
         run_items(Guessing(), [{"id": "a"}, {"id": "b"}, {"id": "a"}], BACKENDS, tmp_path / "i")
     with pytest.raises(ValueError, match=r"items\[0\] has no id"):
         run_items(Guessing(), [{"secret": 1}], BACKENDS, tmp_path / "i")
-    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch must be at least 1 and retries at least 0, got 0 and 0"):
         run_items(Guessing(), ITEMS, BACKENDS, tmp_path / "i", batch=0)
     assert not (tmp_path / "i").exists()
 

@@ -70,10 +70,8 @@ def wheel_path(package: str, path: str) -> Path:
         if archive is not None:
             return _unpacked(row, archive, path)
         installed = _installed(row.package, path)
-        if installed is None:
-            need(row.name)
-            raise AssertionError("need raises when there is no archive")
-        return installed
+        # there is no archive, so need raises and says what to fetch
+        return installed or need(row.name)
     installed = _installed(package, path)
     if installed is None:
         raise MissingData(f"The package {package} is not installed, so {path} cannot be read from it.")
