@@ -7,6 +7,7 @@ arrays; both are arguments. A dimension that does not vary is divided by 1.
 
 import flax.struct
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from papyrax.methods.nets.normalizers import moments_add, moments_init, moments_std
@@ -43,7 +44,9 @@ class Scalers:
         return u * self.act_std + self.act_mean
 
 
-def make_demos(obs: Float[Array, "n o"], act: Float[Array, "n a"], start: Int[Array, " j"]) -> Demos:
+def make_demos(
+    obs: Float[Array | np.ndarray, "n o"], act: Float[Array | np.ndarray, "n a"], start: Int[Array | np.ndarray, " j"]
+) -> Demos:
     """Demos from arrays.
 
     Raises:
