@@ -20,8 +20,22 @@ from papyrax.train import platform
 from papyrax.train.errors import Interrupted, UserError
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses with one sentence, and takes no abbreviations."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> Any:
+        """Raises UserError in place of printing the usage."""
+        if "invalid choice" in message:
+            word = message.split("invalid choice: ")[1].split(" (")[0]
+            message = f"there is no command {word}; wanted one of {', '.join(_COMMANDS)}"
+        raise UserError(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="papyrax", description="Systems from ICLR 2026 papers as pure JAX functions.")
+    parser = _Parser(prog="papyrax", description="Systems from ICLR 2026 papers as pure JAX functions.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     show = commands.add_parser("list", help="every system and which of its six proofs hold")
@@ -223,7 +237,9 @@ def _chosen(args: argparse.Namespace, rest: list[str], parser: argparse.Argument
     config = recipes.preset(recipe, row, args.preset)
     if args.help:
         return _help(row, recipe, config, args, parser)
-    return row, recipe, parse_config(config, rest, row.name)
+    config = parse_config(config, rest, row.name)
+    recipes.check(recipe, config)
+    return row, recipe, config
 
 
 def _run(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> int:

@@ -53,6 +53,15 @@ def preset(recipe: ModuleType, row: System, name: str) -> Any:
     return recipe.PRESETS[name]
 
 
+def check(recipe: ModuleType, config: Any) -> None:
+    """Lets the recipe refuse a configuration before anything is made (its `check(config)`, where it has one). Raises UserError."""
+    if hasattr(recipe, "check"):
+        try:
+            recipe.check(config)
+        except (ValueError, ImportError) as error:
+            raise UserError(str(error).rstrip(".")) from error
+
+
 def execute(run: Run, recipe: ModuleType) -> tuple[report_lib.Report, dict[str, Any]]:
     """Runs the recipe inside an open Run and writes report.md and report.json there; returns the report and its meta."""
     result = recipe.run(run.config, run)

@@ -1,0 +1,31 @@
+"""REPPO's smoke arm with environments over eight devices: `python -m tests.support.reppo_devices FOLDER`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from papyrax.envs import physics
+from papyrax.methods.control.reppo import agent
+from papyrax.train.recipes.control import reppo
+from papyrax.train.run import Run
+
+
+def main(folder: str) -> None:
+    """Trains; every number is finite and the critic's loss falls."""
+    config = dataclasses.replace(reppo.PRESETS["smoke"], env_steps=4096)
+    with Run(Path(folder), system="reppo", preset="smoke", config=config, quiet=True) as run:
+        assert run.mesh.shape["data"] == 8 == jax.device_count()
+        fit = reppo._train(run, "reppo", agent, config.agent, physics.make(config.env), config, config.env_steps)
+    assert fit.state.envs.obs.sharding.spec[1] == "data"
+    assert all(np.isfinite(v).all() for v in fit.metrics.values())
+    loss = fit.metrics["critic_loss"]
+    assert loss[-4:].mean() < loss[:4].mean(), loss
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
