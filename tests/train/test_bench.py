@@ -3,7 +3,6 @@ stages."""
 
 import os
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,25 +42,33 @@ def test_calls_alternate_after_warming_up_both():
     assert "grows" not in table.headline, "two sizes show no growth"
 
 
-def test_ratio_and_growth_are_what_the_clock_says():
-    def sleeping(factor):
-        return lambda size: lambda: time.sleep(factor * size) or 0
+def test_ratio_and_growth_are_what_the_clock_says(monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: 2 * now[0])
+    monkeypatch.setattr(lib, "time", clock)
+
+    def taking(factor, power):
+        def prepare(size):
+            # every third call is disturbed; the median does not see it
+            lengths = iter([factor * size**power * (10 if i % 3 == 2 else 1) for i in range(99)])
+
+            def call():
+                now[0] += next(lengths)
+                return 0
+
+            return call
+
+        return prepare
 
     with Bench() as bench:
         table = bench.compare(
-            "naps",
-            sleeping(0.004),
-            sleeping(0.012),
-            [1, 2, 4],
-            repeats=3,
-            warm=1,
-            same=lambda x, y: None,
-            peer_name="sloth",
+            "t", taking(1, 1), taking(3, 2), [1, 2, 4], repeats=5, same=lambda x, y: None, peer_name="sloth"
         )
-    # sleeping overshoots by well under a millisecond even on a busy machine, most of the time; the median of three
-    # drops the rest
-    assert all(2 < row[3] < 4 for row in table.rows), table.rows
-    assert "times as fast as sloth at size 4" in table.headline and "size^" in table.headline
+    assert [row[1:3] for row in table.rows] == [[1, 3], [2, 12], [4, 48]]
+    assert [row[3:5] for row in table.rows] == [[3, 3], [6, 6], [12, 12]]
+    assert table.headline == (
+        "12.00 times as fast as sloth at size 4; time grows as size^1.00 (ours) and size^2.00 (sloth)"
+    )
     assert growth([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2)
     with pytest.raises(ValueError, match="at least three sizes, got 2"):
         growth([1, 2], [1, 2])
