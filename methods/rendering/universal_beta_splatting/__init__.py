@@ -1,0 +1,1 @@
+"""Universal Beta Splatting (arXiv 2510.03312): radiance fields of N-dimensional Beta kernels."""
