@@ -22,7 +22,16 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from papyrax.methods.geometry import ball
-from papyrax.methods.geometry.smooth import asinc_sq, asinhc_sq, cos_sq, cosh_sq, safe_sqrt, sinc_sq, sinhc_sq
+from papyrax.methods.geometry.smooth import (
+    asinc_sq,
+    asinhc_sq,
+    cos_sq,
+    cosh_sq,
+    nonnegative,
+    safe_sqrt,
+    sinc_sq,
+    sinhc_sq,
+)
 from papyrax.methods.geometry.symmetric import (
     cholesky_factor,
     log_norm_squared,
@@ -203,7 +212,7 @@ def hyperboloid() -> Manifold:
         # <y-x, y-x> = 4 sinh^2(d/2); the time difference comes from the space parts, so it does not cancel.
         d, total = (y - x)[..., 1:], (x + y)[..., 1:]
         time = _dot(d, total) / (x[..., :1] + y[..., :1])
-        return jnp.maximum(_dot(d, d) - time**2, 0)
+        return nonnegative(_dot(d, d) - time**2)
 
     def distance(m):
         return asinhc_sq(m / 4) * safe_sqrt(m)
@@ -213,7 +222,7 @@ def hyperboloid() -> Manifold:
         return (y - x - m / 2 * x) * asinhc_sq(m + m**2 / 4)
 
     def exp(x, u):
-        s = jnp.maximum(lorentz(u, u), 0)
+        s = nonnegative(lorentz(u, u))
         return lift(cosh_sq(s) * x + sinhc_sq(s) * u)
 
     def tangent(x, u):
@@ -237,7 +246,7 @@ def hyperboloid() -> Manifold:
         d = _squared(x[..., 1:], y[..., 1:], exact)
         squares = _dot(x[..., 1:], x[..., 1:]), jnp.swapaxes(_dot(y[..., 1:], y[..., 1:]), -1, -2)
         time = (squares[1] - squares[0]) / (x[..., :1] + jnp.swapaxes(y[..., :1], -1, -2))
-        return distance(jnp.maximum(d - time**2, 0))
+        return distance(nonnegative(d - time**2))
 
     return _finish(
         "hyperboloid",

@@ -53,6 +53,12 @@ asinc_sq = _even("asinc", lambda r: jnp.arcsin(jnp.minimum(r, 1.0)) / r)
 atanhc_sq = _even("atanhc", lambda r: jnp.arctanh(jnp.minimum(r, 1 - jnp.finfo(r.dtype).eps)) / r)
 
 
+def nonnegative(s: Float[Array, "..."]) -> Float[Array, "..."]:
+    """max(s, 0) whose derivative at 0 is 1: `jnp.maximum` halves it there, which spoils second derivatives at
+    coincident points."""
+    return jnp.where(s < 0, 0.0, s)
+
+
 def safe_sqrt(s: Float[Array, "..."]) -> Float[Array, "..."]:
     """sqrt(max(s, 0)) whose derivative at 0 is 0 (a subgradient of every norm at the origin) in place of infinity."""
     positive = s > 0
