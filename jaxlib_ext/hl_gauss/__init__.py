@@ -74,7 +74,9 @@ def hl_gauss_cross_entropy(
         value = value.astype(jnp.float32)
     if implementation == "reference":
         return reference.cross_entropy(logits, value, vmin, vmax, sigma_ratio)
-    return _cross_entropy(_Spec(vmin, vmax, sigma_ratio, implementation, interpret), logits, value)
+    # outside the custom rule, so that its transpose sums gradients over the mesh axes
+    arrays = dispatch.varying_together(logits, value)
+    return _cross_entropy(_Spec(vmin, vmax, sigma_ratio, implementation, interpret), *arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -93,7 +93,9 @@ def linear_norm_swish(
     b = zeros if b is None else b
     scale = zeros + 1.0 if scale is None else scale
     bias = zeros if bias is None else bias
-    return _linear_norm_swish(_Spec(norm, float(eps), implementation, interpret), x, w, b, scale, bias)
+    # outside the custom rule, so that its transpose sums gradients over the mesh axes
+    arrays = dispatch.varying_together(x, w, b, scale, bias)
+    return _linear_norm_swish(_Spec(norm, float(eps), implementation, interpret), *arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

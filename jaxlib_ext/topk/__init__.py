@@ -38,11 +38,15 @@ def topk(
     Not differentiable: ids are integers and the scores' gradient is stopped. Take scores of x[ids] again for a
     gradient.
 
-    Why a kernel pays, for m queries: plain XLA writes and reads m n scores (8 bytes each) and sorts rows of n. The TPU
-    kernel reads x once for every 128 queries (64 for k over 1,024), 4 n d / 128 bytes a query, and writes 8 k': for n
-    = 1e6, d = 128, k = 10 that is 4 MB instead of 12 MB a query (x read once for all, plus 8 n), and no sort of n. The
-    GPU kernel computes the products twice and writes n / 16 + 16 k bytes a query instead of 8 n. FLOPs: 2 n d a query,
-    4 n d on the GPU.
+    Why a kernel pays: plain XLA writes and reads n scores a query (8 n bytes) and then sorts rows of n. FLOPs: 2 n d a
+    query.
+        TPU: x is read once for every 128 queries (64 for k over 1,024), 4 n d / 128 bytes a query, and 8 k bytes are
+        written: at n = 1e6, d = 128, k = 10 4 MB a query instead of 8 MB, and the sort of n shrinks to blocks that
+            hold a new best row.
+        It pays for d up to about 256.
+        GPU: 4 n d FLOPs (the products are made twice) and n / 16 + 16 k bytes a query to memory instead of 8 n; tiles
+        of x are read twice for every 16 queries, mostly from the L2 cache. It pays while n is above about 64 k; below,
+        nothing is left out and it writes what XLA would.
 
     Args:
         q: queries; computed in float32 (float64 only by the reference).

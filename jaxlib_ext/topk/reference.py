@@ -167,27 +167,30 @@ def settle(q, x, found, k, *, metric, exclude, drop_equal, exact, error, fallbac
         limit = limit + error
         scores, place = jax.lax.top_k(scores, count)
         ids = jnp.take_along_axis(ids, place, axis=1)
-    if drop_equal:
-        # equal rows lead in l2; elsewhere they may lie anywhere
-        front = min(count, MARGIN) if metric == "l2" else count
+    settled = jnp.ones_like(complete)
+    if drop_equal and metric == "l2":
+        # equal rows score 0 and so lead the list: step over them. Other rows score 0 only by underflow, which the
+        # search by definition then sorts out
+        front = min(count, MARGIN)
         same = jnp.all(x[ids[:, :front]] == q[:, None], axis=-1) & (ids[:, :front] >= 0)
+        skip = jnp.sum(same, axis=1, keepdims=True)
+        settled = jnp.all(same == (jnp.arange(front) < skip), axis=1)
         if front < count:
-            complete_front = scores[:, front] < 0
-            same = jnp.pad(same, ((0, 0), (0, count - front)))
-        else:
-            complete_front = jnp.ones_like(complete)
-        scores = jnp.where(same, NEG, scores)
-    else:
-        complete_front = jnp.ones_like(complete)
+            settled &= scores[:, front] < 0
+        place = jnp.arange(count) + skip
+        scores = jnp.where(place < count, jnp.take_along_axis(scores, jnp.minimum(place, count - 1), axis=1), NEG)
+        ids = jnp.take_along_axis(ids, jnp.minimum(place, count - 1), axis=1)
+    elif drop_equal:
+        scores = jnp.where(jnp.all(x[ids] == q[:, None], axis=-1) & (ids >= 0), NEG, scores)
     if exclude is not None:
         for c in range(exclude.shape[1]):
             scores = jnp.where(ids == exclude[:, c, None], NEG, scores)
-    if drop_equal or exclude is not None:
+    if exclude is not None or (drop_equal and metric != "l2"):
         scores, place = jax.lax.top_k(scores, k)
         ids = jnp.take_along_axis(ids, place, axis=1)
     scores, ids = scores[:, :k], jnp.where(scores[:, :k] == NEG, -1, ids[:, :k])
     enough = scores[:, -1] > (limit if not exact else NEG)
-    proved = jnp.all((complete | enough) & complete_front)
+    proved = jnp.all((complete | enough) & settled)
     if exact and not drop_equal:
         return scores, ids  # the margin covers every excluded row
     return jax.lax.cond(proved, lambda: (scores, ids), fallback)
