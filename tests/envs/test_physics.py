@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import types
 
 import flax.struct
@@ -10,6 +11,8 @@ import pytest
 from papyrax.envs import draw, physics, rollout
 
 pytestmark = pytest.mark.proof("reppo", "core")
+# Physics is compiled without optimisation: these tests run a few steps and spend their time in the compiler.
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 needs_brax = pytest.mark.skipif(not any(n.startswith("brax:") for n in physics.names()), reason="brax is missing")
 needs_playground = pytest.mark.skipif(
     not any(n.startswith("playground:") for n in physics.names()), reason="playground is missing"
@@ -31,12 +34,10 @@ def test_brax_rollout_by_hand(pendulum):
     """Observation, reward, done and truncation, through a termination and a time limit."""
     world, bare = pendulum
     world = dataclasses.replace(world, episode_length=8)
-    envs = jax.jit(lambda key: rollout.start(key, world, 2, stagger=False))(jax.random.key(0))
+    envs = quick(lambda key: rollout.start(key, world, 2, stagger=False))(jax.random.key(0))
     push = jnp.array([0.0, 1.0])  # the second pole is pushed over before its time is up
-    _, batch = jax.jit(lambda envs: rollout.rollout(jax.random.key(1), lambda k, o: (push[:, None], None), envs, 9))(
-        envs
-    )
-    step = jax.jit(bare.step)
+    _, batch = quick(lambda envs: rollout.rollout(jax.random.key(1), lambda k, o: (push[:, None], None), envs, 9))(envs)
+    step = quick(bare.step)
     for i in range(2):
         state = jax.tree.map(lambda x, i=i: x[i], envs.state)
         for t in range(8):
@@ -61,7 +62,7 @@ def test_brax_states_keep_their_types_and_are_drawn(pendulum):
     kinds = lambda tree: [(x.dtype, x.shape, x.weak_type) for x in jax.tree.leaves(tree)]  # noqa: E731
     assert kinds(state) == kinds(after) and out.reward.dtype == jnp.float32
     assert not any(x.weak_type for x in jax.tree.leaves(state))
-    frame = world.draw(jax.jit(world.reset)(jax.random.key(0)))
+    frame = world.draw(quick(world.reset)(jax.random.key(0)))
     assert frame.shape == (240, 320, 3) and frame.std() > 5
     assert physics.make("brax:inverted_pendulum") is world and world.act_dim == 1 and world.obs_dim == 4
 
@@ -75,7 +76,7 @@ def test_playground_by_hand():
     env = registry.load("CartpoleBalance", config=config)
     # The physics is compiled once and shared: the adaptor runs around it operation by operation.
     shared = types.SimpleNamespace(
-        reset=jax.jit(env.reset), step=jax.jit(env.step), observation_size=env.observation_size, action_size=1
+        reset=quick(env.reset), step=quick(env.step), observation_size=env.observation_size, action_size=1
     )
     world = physics.from_functional("playground:CartpoleBalance", shared, episode_length=1000)
     key = jax.random.key(5)
