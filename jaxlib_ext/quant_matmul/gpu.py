@@ -22,15 +22,18 @@ def _groups_tile(groups: int) -> int:
     return next(n for n in (4, 2, 1) if groups % n == 0)
 
 
-def _weights(codes, scale, shift, at_groups, at_codes, ok, parts):
-    """The tile of each part, ``[bo, groups * unit]`` in float32; rows beyond the last output are zero."""
+def _weights(codes, scale, shift, rows, at_groups, at_codes, ok, parts):
+    """The tile of each part, ``[bo, groups * unit]`` in float32; rows that are not ``ok`` are zero."""
     unit = BLOCK // parts
 
+    def load(ref):
+        return ref[...] if ok is None else plgpu.load(ref, mask=ok, other=0)
+
     def spread(ref):
-        s = plgpu.load(ref.at[:, at_groups], mask=ok, other=0.0).astype(jnp.float32)
+        s = load(ref.at[rows, at_groups]).astype(jnp.float32)
         return jnp.broadcast_to(s[:, :, None], (*s.shape, unit)).reshape(s.shape[0], s.shape[1] * unit)
 
-    whole = plgpu.load(codes.at[:, at_codes], mask=ok, other=0)
+    whole = load(codes.at[rows, at_codes])
     scales = spread(scale)
     if parts == 1:
         return [whole.astype(jnp.float32) * scales]
@@ -46,7 +49,7 @@ def _matmul_kernel(*refs, parts, steps, step_groups, rows, outputs):
 
     def step(i, acc):
         at_groups, at_codes = pl.ds(i * step_groups, step_groups), pl.ds(i * step_groups * unit, step_groups * unit)
-        tiles = _weights(codes, scale, shift[0] if shift else None, at_groups, at_codes, out_ok, parts)
+        tiles = _weights(codes, scale, shift[0] if shift else None, slice(None), at_groups, at_codes, out_ok, parts)
         for part, w in zip(x, tiles):
             acc += _dot(plgpu.load(part.at[:, at_codes], mask=row_ok, other=0.0).astype(jnp.float32), w.T)
         return acc
@@ -55,7 +58,7 @@ def _matmul_kernel(*refs, parts, steps, step_groups, rows, outputs):
     plgpu.store(out, acc.astype(out.dtype), mask=row_ok & out_ok.T)
 
 
-def _transposed_kernel(*refs, parts, steps, step_groups, rows, outputs):
+def _transposed_kernel(*refs, parts, steps, step_groups, rows, tile):
     dy, codes, scale, *rest = refs
     shift, out = rest[: parts - 1], rest[parts - 1 :]
     unit = BLOCK // parts
@@ -63,12 +66,10 @@ def _transposed_kernel(*refs, parts, steps, step_groups, rows, outputs):
     row_ok = (pl.program_id(0) * ROWS + jnp.arange(ROWS, dtype=jnp.int32) < rows)[:, None]
 
     def step(i, acc):
-        at = pl.ds(i * OUT, OUT)
-        out_ok = (i * OUT + jnp.arange(OUT, dtype=jnp.int32) < outputs)[:, None]
-        here = [r.at[at] for r in (codes, scale, *shift)]
+        at = pl.ds(i * tile, tile)
         every = slice(None)
-        tiles = _weights(here[0], here[1], here[2] if shift else None, every, every, out_ok, parts)
-        d = plgpu.load(dy.at[:, at], mask=row_ok & out_ok.T, other=0.0).astype(jnp.float32)
+        tiles = _weights(codes, scale, shift[0] if shift else None, at, every, every, None, parts)
+        d = plgpu.load(dy.at[:, at], mask=row_ok, other=0.0).astype(jnp.float32)
         return tuple(a + _dot(d, w) for a, w in zip(acc, tiles))
 
     acc = jax.lax.fori_loop(0, steps, step, tuple(jnp.zeros((ROWS, width), jnp.float32) for _ in range(parts)))
@@ -106,15 +107,18 @@ def matmul_transposed(dy, w: Packed, *, interpret):
     groups = width // BLOCK
     step = _groups_tile(groups)
     arrays = _arrays(w)
-    # Inputs are tiles of the grid here, outputs the loop; each array's last axis is cut in as many tiles as there are steps of groups.
-    tile = lambda a: pl.BlockSpec((outputs, a.shape[1] // (groups // step)), lambda n, i: (0, i))  # noqa: E731
+    # The loop runs over outputs, so they come in whole tiles: by the size of the tile where one divides, else by zeros.
+    tile = next((size for size in (OUT, OUT // 2, OUT // 4) if outputs % size == 0), OUT)
+    pad = -outputs % tile
+    if pad:
+        dy, arrays = jnp.pad(dy, ((0, 0), (0, pad))), [jnp.pad(a, ((0, pad), (0, 0))) for a in arrays]
+    total = outputs + pad
+    cut = lambda a: pl.BlockSpec((total, a.shape[1] // (groups // step)), lambda n, i: (0, i))  # noqa: E731
     out_spec = pl.BlockSpec((ROWS, step * BLOCK // parts), lambda n, i: (n, i))
     out = pl.pallas_call(
-        functools.partial(
-            _transposed_kernel, parts=parts, steps=pl.cdiv(outputs, OUT), step_groups=step, rows=n, outputs=outputs
-        ),
+        functools.partial(_transposed_kernel, parts=parts, steps=total // tile, step_groups=step, rows=n, tile=tile),
         grid=(pl.cdiv(n, ROWS), groups // step),
-        in_specs=[pl.BlockSpec((ROWS, outputs), lambda n, i: (n, 0))] + [tile(a) for a in arrays],
+        in_specs=[pl.BlockSpec((ROWS, total), lambda n, i: (n, 0))] + [cut(a) for a in arrays],
         out_specs=[out_spec] * parts,
         out_shape=[dispatch.output((n, width // parts), dy.dtype, dy)] * parts,
         interpret=interpret,

@@ -1,0 +1,65 @@
+"""Vocabulary statistics against plain softmax over whole rows, with gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from papyrax.jaxlib_ext.vocab import cross_entropy, divergence, reference, vocab_stats
+from tests.support.kernels import normal
+
+H, W = normal(0, (7, 16)), normal(1, (33, 16))
+PICK = jnp.asarray(np.random.default_rng(2).integers(0, 33, (7, 2)))
+
+
+def plain(h, w, temperature=1.0, softcap=None):
+    z = h @ w.T
+    z = z if softcap is None else softcap * jnp.tanh(z / softcap)
+    return z / temperature
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "softcap": 4.0}])
+def test_statistics(options):
+    z = plain(H, W, **options)
+    p = jax.nn.softmax(z)
+    stats = vocab_stats(H, W, pick=PICK, **options)
+    np.testing.assert_allclose(stats.max, z.max(1), rtol=1e-5)
+    np.testing.assert_array_equal(stats.argmax, z.argmax(1))
+    np.testing.assert_allclose(stats.lse, jax.nn.logsumexp(z, 1), rtol=1e-5)
+    np.testing.assert_allclose(stats.entropy, -jnp.sum(p * jnp.log(p), 1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(stats.picked, jnp.take_along_axis(z, PICK, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_cross_entropy_and_its_gradient():
+    target = PICK[:, 0]
+
+    def want(h, w):
+        return -jnp.take_along_axis(jax.nn.log_softmax(h @ w.T), target[:, None], 1)[:, 0]
+
+    np.testing.assert_allclose(cross_entropy(H, W, target), want(H, W), rtol=1e-5)
+    np.testing.assert_allclose(cross_entropy(H @ W.T, None, target), want(H, W), rtol=1e-5)
+    ours = jax.grad(lambda h, w: jnp.sum(jnp.sin(cross_entropy(h, w, target))), (0, 1))(H, W)
+    theirs = jax.grad(lambda h, w: jnp.sum(jnp.sin(want(h, w))), (0, 1))(H, W)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, theirs)
+
+
+def test_divergences():
+    other = normal(5, (7, 16))
+    pa, pb = jax.nn.softmax(plain(H, W)), jax.nn.softmax(plain(other, W))
+    kl = lambda a, b: jnp.sum(a * jnp.log(a / b), 1)  # noqa: E731
+    m = (pa + pb) / 2
+    want = {"kl": kl(pa, pb), "jsd": (kl(pa, m) + kl(pb, m)) / 2, "jsd_swapped": (kl(m, pa) + kl(m, pb)) / 2}
+    want["tv"] = jnp.sum(jnp.abs(pa - pb), 1) / 2
+    for kind, value in want.items():
+        np.testing.assert_allclose(divergence(H, other, W, kind=kind), value, rtol=1e-4, atol=1e-5)
+    assert float(jnp.max(divergence(H, other, W, kind="jsd"))) <= np.log(2) + 1e-6
+    with pytest.raises(ValueError, match="must be one of"):
+        divergence(H, other, W, kind="js")
+
+
+def test_blocks_of_rows_change_nothing():
+    def rows(h, pick):
+        return reference.stats_rows(reference.logits(h, W), pick)
+
+    whole, blocks = reference.block_rows(rows, (H, PICK), 99), reference.block_rows(rows, (H, PICK), 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), blocks, whole)
