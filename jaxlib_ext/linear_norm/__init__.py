@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +16,7 @@ from papyrax.jaxlib_ext.linear_norm import gpu, reference, tpu
 class _Spec:
     norm: reference.Norm
     eps: float
-    implementation: dispatch.Implementation
     interpret: bool
-
-    def run(self, name: str, plain, *args: Array):
-        w = args[-4]
-        options = {"norm": self.norm, "eps": self.eps}
-        return dispatch.run(
-            self.implementation,
-            *args,
-            reference=functools.partial(plain, **options),
-            tpu=functools.partial(getattr(tpu, name), **options, interpret=self.interpret),
-            gpu=functools.partial(getattr(gpu, name), **options, interpret=self.interpret),
-            # the GPU's limit is the smaller one; both kernels want operands of one dtype for the matrix unit
-            kernels=w.shape[1] <= min(tpu.MAX_FEATURES, gpu.MAX_FEATURES) and args[-5].dtype == w.dtype,
-        )
 
 
 def linear_norm_swish(
@@ -51,7 +38,7 @@ def linear_norm_swish(
     Products accumulate in float32 and statistics are float32 for float32 and bfloat16 inputs; matrix products have the
     platform's default precision (bfloat16 passes on TPU, TF32 on GPU for float32 inputs), as XLA's own have.
 
-    Gradients with respect to all five arrays. Nothing but the inputs is kept: the backward kernel multiplies x w
+    Gradients with respect to all five arrays. The kernels keep nothing but the inputs: the backward one multiplies x w
     again, which costs less than writing and reading [n, o] while i is below about 1,000 (a v5e does 240 FLOPs in the
     time of one byte). Forward-mode and second derivatives need implementation="reference".
 
@@ -93,23 +80,33 @@ def linear_norm_swish(
     b = zeros if b is None else b
     scale = zeros + 1.0 if scale is None else scale
     bias = zeros if bias is None else bias
-    # outside the custom rule, so that its transpose sums gradients over the mesh axes
     arrays = dispatch.varying_together(x, w, b, scale, bias)
-    return _linear_norm_swish(_Spec(norm, float(eps), implementation, interpret), *arrays)
+    spec = _Spec(norm, float(eps), interpret)
+    return dispatch.run(
+        implementation,
+        *arrays,
+        # differentiated by JAX, which keeps what it needs: on a CPU a second product costs more than memory
+        reference=functools.partial(reference.linear_norm_swish, norm=norm, eps=spec.eps),
+        tpu=functools.partial(_fused, tpu, spec),
+        gpu=functools.partial(_fused, gpu, spec),
+        # the GPU's limit is the smaller one; both kernels want operands of one dtype for the matrix unit
+        kernels=w.shape[1] <= min(tpu.MAX_FEATURES, gpu.MAX_FEATURES) and x.dtype == w.dtype,
+    )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _linear_norm_swish(spec: _Spec, x, w, b, scale, bias) -> Array:
-    return spec.run("forward", reference.linear_norm_swish, x, w, b, scale, bias)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _fused(kernels: ModuleType, spec: _Spec, x, w, b, scale, bias) -> Array:
+    return kernels.forward(x, w, b, scale, bias, norm=spec.norm, eps=spec.eps, interpret=spec.interpret)
 
 
-def _forward(spec, *args):
-    return _linear_norm_swish(spec, *args), args
+def _forward(kernels, spec, *args):
+    return _fused(kernels, spec, *args), args
 
 
-def _backward(spec, args, dy):
+def _backward(kernels, spec, args, dy):
     x, w, b, scale, bias = args
-    dh, sums = spec.run("gradient_before_norm", reference.gradient_before_norm, dy, x, w, b, scale, bias)
+    options = dataclasses.asdict(spec)
+    dh, sums = kernels.gradient_before_norm(dy, x, w, b, scale, bias, **options)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     dx = jnp.matmul(dh, w.T, preferred_element_type=wide).astype(x.dtype)
     dw = jnp.matmul(x.T, dh, preferred_element_type=wide).astype(w.dtype)
@@ -117,4 +114,4 @@ def _backward(spec, args, dy):
     return dx, dw, db, dscale, dbias
 
 
-_linear_norm_swish.defvjp(_forward, _backward)
+_fused.defvjp(_forward, _backward)

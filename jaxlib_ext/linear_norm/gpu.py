@@ -96,7 +96,7 @@ def forward(x, w, b, scale, bias, norm, eps, interpret=False):
 
 @functools.partial(jax.jit, static_argnames=("norm", "eps", "interpret"))
 def gradient_before_norm(dy, x, w, b, scale, bias, norm, eps, interpret=False):
-    """(dh [n, o], sums [3, o]); see `reference.gradient_before_norm`."""
+    """(dh [n, o], sums [3, o]): gradients of x w + b, and of b, scale and bias; see `reference.backward_rows`."""
     n, o = dy.shape
     sizes, whole, inputs, options = _plan(x, w)
     blocks = options["grid"][0]

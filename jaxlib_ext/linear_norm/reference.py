@@ -43,28 +43,6 @@ def linear_norm_swish(
     return (h * jax.nn.sigmoid(h)).astype(x.dtype)
 
 
-def gradient_before_norm(
-    dy: Float[Array, "n o"],
-    x: Float[Array, "n i"],
-    w: Float[Array, "i o"],
-    b: Float[Array, "o"],
-    scale: Float[Array, "o"],
-    bias: Float[Array, "o"],
-    norm: Norm,
-    eps: float,
-) -> tuple[Float[Array, "n o"], Float[Array, "3 o"]]:
-    """(dh, sums): the gradient of h = x w + b, and of b, scale and bias in that order, with h computed again.
-
-    With n the normalised row, r = 1/std (or 1/rms), z = n * scale + bias and s = sigmoid(z):
-        dz = dy * s (1 + z (1 - s)),   dn = dz * scale,
-        layer: dh = r (dn - mean(dn) - n mean(dn n)),   rms: dh = r (dn - n mean(dn n)),   none: dh = dn
-    """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    h = jnp.matmul(x, w, preferred_element_type=wide) + b.astype(wide)
-    dh, dz, n = backward_rows(h, dy.astype(wide), scale.astype(wide), bias.astype(wide), norm, eps)
-    return dh.astype(x.dtype), jnp.stack([dh.sum(0), (dz * n).sum(0), dz.sum(0)])
-
-
 def normalised(h: Array, norm: Norm, eps: float, features: int | None = None) -> tuple[Array, Array]:
     """(n, r) of rows of h; `features` is the true width where the rest of a row is zero padding."""
     width = h.shape[-1] if features is None else features
@@ -81,8 +59,13 @@ def normalised(h: Array, norm: Norm, eps: float, features: int | None = None) ->
 def backward_rows(
     h: Array, dy: Array, scale: Array, bias: Array, norm: Norm, eps: float, features: int | None = None
 ) -> tuple[Array, Array, Array]:
-    """(dh, dz, n) of rows; see `gradient_before_norm`. Columns past `features` must hold zeros in h, dy, scale and
-    bias.
+    """(dh, dz, n) of rows: what the backward kernels do with rows of h = x w + b that they have computed again.
+
+    With n the normalised row, r = 1/std (or 1/rms), z = n * scale + bias and s = sigmoid(z):
+        dz = dy * s (1 + z (1 - s)),   dn = dz * scale,
+        layer: dh = r (dn - mean(dn) - n mean(dn n)),   rms: dh = r (dn - n mean(dn n)),   none: dh = dn
+    and the gradients of b, scale and bias are the sums of dh, dz n and dz over rows. Columns past `features` must hold
+    zeros in h, dy, scale and bias.
     """
     width = h.shape[-1] if features is None else features
     n, r = normalised(h, norm, eps, features)

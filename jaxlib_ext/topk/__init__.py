@@ -42,7 +42,7 @@ def topk(
     query.
         TPU: x is read once for every 128 queries (64 for k over 1,024), 4 n d / 128 bytes a query, and 8 k bytes are
         written: at n = 1e6, d = 128, k = 10 4 MB a query instead of 8 MB, and the sort of n shrinks to blocks that
-            hold a new best row.
+        hold a new best row.
         It pays for d up to about 256.
         GPU: 4 n d FLOPs (the products are made twice) and n / 16 + 16 k bytes a query to memory instead of 8 n; tiles
         of x are read twice for every 16 queries, mostly from the L2 cache. It pays while n is above about 64 k; below,
@@ -57,8 +57,7 @@ def topk(
         drop_equal: never return a row that equals the query in every entry.
         block: rows of x that the reference scores at once; bounds its memory (default 65,536).
         axis_name: inside shard_map, the mesh axis that x and valid are sharded over in the order of ids, with q and
-            exclude the same
-            on all shards: ids are global, and each shard sends m k pairs.
+            exclude the same on all shards: ids are global, and each shard sends m k pairs.
         implementation: "auto" takes the kernel of the platform, the reference on the CPU and where a kernel does not
             take the sizes.
         interpret: run the kernel named by `implementation` in Pallas' interpreter.
