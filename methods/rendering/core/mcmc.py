@@ -66,10 +66,10 @@ def mcmc_densify(
     dead = alive & ~live
     params, opt_state = _copy(relocate_key, params, opt_state, live, dead, dead.sum(), cfg)
     used = alive.sum()
-    extra = jnp.minimum(used * cfg.grow // 1000, cap - used)
+    extra = jnp.where(live.any(), jnp.minimum(used * cfg.grow // 1000, cap - used), 0)
     fresh = ~alive & (jnp.cumsum(~alive) <= extra)
     params, opt_state = _copy(grow_key, params, opt_state, alive, fresh, extra, cfg, clear_targets=True)
-    return params, alive | (fresh & live.any()), opt_state
+    return params, alive | fresh, opt_state
 
 
 def _copy(key, params, opt_state, sources, targets, count, cfg, clear_targets=False):
