@@ -155,9 +155,13 @@ def init(key: Key[Array, ""], demos: Demos, cfg: DiffusionConfig) -> DiffusionSt
     params = unet.init(
         key_params, a, condition_size(o, a, cfg), down=cfg.down, kernel=cfg.kernel, time_dim=cfg.time_dim
     )
-    return DiffusionState(
-        params, jax.tree.map(jnp.copy, params), _optimiser(cfg).init(params), key, jnp.zeros((), jnp.int32)
-    )
+    return fresh(key, params, cfg)
+
+
+def fresh(key: Key[Array, ""], params: PyTree, cfg: DiffusionConfig) -> DiffusionState:
+    """A State around new parameters."""
+    average = jax.tree.map(jnp.copy, params)
+    return DiffusionState(params, average, _optimiser(cfg).init(params), key, jnp.zeros((), jnp.int32))
 
 
 def _optimiser(cfg):

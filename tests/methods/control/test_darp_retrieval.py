@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 from papyrax.methods.control.darp import retrieval
 from papyrax.methods.control.darp.config import TASKS, Config, kept
@@ -210,27 +209,6 @@ def test_kept_neighbours_of_the_papers_rows():
     for task, size in sizes.items():
         assert TASKS[task].kept(10**6) == size
     assert TASKS["halfcheetah"].kept(11) == 6
-
-
-@pytest.mark.proof("darp", "scale")
-def test_rows_sharded_over_devices(small):
-    devices = jax.devices()
-    count = max(c for c in (1, 2, 4, 8) if c <= len(devices))
-    mesh = Mesh(np.array(devices[:count]), ("rows",))
-    scalers = fit_scalers(small)
-    hist = jnp.asarray(np.random.default_rng(3).normal(size=(4, 5, 4)).astype(np.float32))
-    valid = jnp.array([1, 3, 5, 5])
-    how = dict(k=10, lookback=4, decay=-0.5, ratio=0.6)
-    spec = Demos(PartitionSpec("rows"), PartitionSpec("rows"), PartitionSpec())
-
-    def local(demos, hist, valid):
-        return retrieve(demos, scalers, hist, valid, axis_name="rows", **how)
-
-    everywhere = PartitionSpec()
-    sharded = jax.jit(
-        jax.shard_map(local, mesh=mesh, in_specs=(spec, everywhere, everywhere), out_specs=everywhere, check_vma=False)
-    )
-    np.testing.assert_array_equal(sharded(small, hist, valid), retrieve(small, scalers, hist, valid, **how))
 
 
 def test_bad_input_is_told(small):
