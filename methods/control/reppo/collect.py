@@ -12,7 +12,6 @@ from papyrax.methods.nets.normalizers import (
     moments_init,
     moments_merge,
     moments_psum,
-    moments_std,
 )
 
 __all__ = ["ReturnScaler", "device_key", "episode_metrics", "merge_moments", "scale_rewards", "scaler_init"]
@@ -68,8 +67,8 @@ def scale_rewards(
     if axis_name is not None:
         peak = jax.lax.pmax(peak, axis_name)
     peak = jnp.maximum(scaler.peak, peak)
-    spread = jnp.maximum(moments_std(moments, ddof=0, eps=0.0)[0], peak / _PEAK_RATIO)
-    return ReturnScaler(running, moments, peak), reward / spread
+    spread = jnp.maximum(jnp.sqrt(moments.m2[0] / moments.count), peak / _PEAK_RATIO)
+    return ReturnScaler(running, moments, peak), reward / jnp.where(spread > 0, spread, 1.0)
 
 
 def episode_metrics(envs: Envs, data: Batch, axis_name: str | None) -> dict[str, Array]:

@@ -15,6 +15,7 @@ _CHOICES = {
     "critic": ("hl_gauss", "mse"),
     "norm": ("layer", "rms", "none"),
     "next_action": ("fresh", "code"),
+    "implementation": ("auto", "reference"),
 }
 
 
@@ -28,7 +29,8 @@ class ReppoConfig:
 
     Networks: ``hidden_actor``, ``hidden_critic`` widths; ``actor_layers`` and ``trunk_layers`` hidden layers of actor
     and critic; ``norm`` with ``norm_eps``; ``image`` = (height, width, channels) reads flat observations as pictures
-    through the MinAtar encoder.
+    through the MinAtar encoder; ``implementation`` of the fused ops: "auto" takes the kernels where there are any and
+    recomputes products in the backward pass, "reference" is plain XLA with saved products, faster on a CPU.
 
     Critic: ``bins`` over [``vmin``, ``vmax``], which must cover the discounted soft return; ``critic`` "mse" is the
     ablation with one output; ``value_samples`` next actions a value (M); ``aux_weight`` of latent self-prediction;
@@ -64,6 +66,7 @@ class ReppoConfig:
     norm_eps: float = 1e-6
     min_std: float = 1e-6
     image: tuple[int, int, int] | None = None
+    implementation: Literal["auto", "reference"] = "auto"
 
     critic: Literal["hl_gauss", "mse"] = "hl_gauss"
     bins: int = 151

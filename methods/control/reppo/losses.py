@@ -90,7 +90,9 @@ def critic_loss(params: Params, rows: Rows, config: ReppoConfig, *, discrete: bo
         value = jnp.sum(value * rows.action, axis=-1)
         logits = jnp.sum(logits * rows.action[..., None], axis=-2)
     if config.critic == "hl_gauss":
-        regression = hl_gauss_cross_entropy(logits, rows.target, config.vmin, config.vmax)
+        regression = hl_gauss_cross_entropy(
+            logits, rows.target, config.vmin, config.vmax, implementation=config.implementation
+        )
     else:
         regression = jnp.square(value - rows.target)
     metrics = {"critic_loss": jnp.mean(regression), "q": jnp.mean(value)}

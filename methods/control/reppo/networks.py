@@ -217,5 +217,6 @@ def _hidden(layers: tuple[Layer, ...], x: Array, config: ReppoConfig, relu: bool
             layer.get("bias"),
             norm=config.norm,
             eps=config.norm_eps,
+            implementation=config.implementation,
         )
     return x.reshape(*lead, x.shape[-1])
