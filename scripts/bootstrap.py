@@ -63,11 +63,13 @@ def main(arguments: list[str]) -> int:
             return 0
         venv = Path(arguments[0])
         python = venv / "bin" / "python"
-        if not python.is_file():
+        if len(arguments) == 1 and not python.is_file():
             subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
         if len(arguments) > 1:
             print(f"building {venv} from {arguments[1]} …", flush=True)
-            subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), "-r", arguments[1]], check=True)
+            # pip, not uv: it takes the local wheels of a machine's pip configuration, such as a CPU-only torch
+            subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", arguments[1]], check=True)
             return 0
         print(f"building {venv} from {LOCK.name} …", flush=True)
         subprocess.run([uv, "pip", "sync", "--quiet", "--python", str(python), str(LOCK)], check=True)

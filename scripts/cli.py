@@ -348,7 +348,7 @@ def _report(args: argparse.Namespace, _rest: list[str], _parser: argparse.Argume
     if not root.is_dir() and root != Path("runs"):
         raise UserError(f"{root} is not a folder; wanted a run folder or a folder of runs")
     folders = sorted(p.parent for p in root.rglob("report.json")) if root.is_dir() else []
-    out = (root if root.is_dir() else Path(".")) / "index.html"
+    out = root / "index.html"
     print(page(folders, results_folder(), out))
     return 0
 

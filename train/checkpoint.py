@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from papyrax.train.errors import RunFolderError
-
-
-def write_atomic(path: Path, text: str | bytes) -> None:
-    """Writes a whole file beside its place and moves it there, so that a reader sees the old one or the new one. Raises RunFolderError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(text.encode() if isinstance(text, str) else text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunFolderError(f"{path} can't be written: {error.strerror or error}") from error
+from papyrax.train.files import write_atomic
 
 
 def _digest(folder: Path) -> dict[str, str]:

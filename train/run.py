@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from papyrax.train import loop
-from papyrax.train.checkpoint import write_atomic
 from papyrax.train.errors import Interrupted, RunFolderError
+from papyrax.train.files import write_atomic
 from papyrax.train.history import History
 from papyrax.train.report import Figure, save_figure, save_film
 from papyrax.train.sharding import make_mesh
@@ -124,7 +124,7 @@ class Run:
         config: Any,
         mesh: jax.sharding.Mesh | None = None,
         profile: tuple[int, int] | None = None,
-        frozen_files: dict[str, str] | None = None,
+        frozen_files: dict[str, Any] | None = None,
         quiet: bool = False,
     ):
         self.dir = Path(folder)
@@ -141,7 +141,7 @@ class Run:
         self._handlers: dict[int, Any] = {}
         self._lock = None
         self._events = None
-        self._frozen_files = dict(frozen_files or {})
+        self._frozen_files: dict[str, Any] = dict(frozen_files or {})
 
     def __enter__(self) -> Run:
         try:
@@ -164,7 +164,7 @@ class Run:
         return self
 
     def _open(self) -> None:
-        if self.leads:
+        if self._lock is not None:
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()}")
             self._lock.flush()
