@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["KINDS", "Stats", "block_rows", "divergence_rows", "logits", "stats_rows"]
+__all__ = ["KINDS", "Stats", "backward", "block_rows", "divergence_rows", "forward", "logits", "stats_rows"]
 
 KINDS = ("jsd", "jsd_swapped", "kl", "tv")
 
@@ -49,6 +49,34 @@ def stats_rows(z, pick) -> Stats:
     lse = jax.lax.stop_gradient(top) + jnp.log(mass)
     mean = jnp.sum(shifted * z, axis=-1) / mass
     return Stats(top, jnp.argmax(z, axis=-1).astype(jnp.int32), lse, lse - mean, jnp.take_along_axis(z, pick, axis=1))
+
+
+def forward(h, w, temperature, softcap, *, block):
+    """(max, argmax, lse, entropy): what the kernels compute, a block of rows at a time."""
+
+    def rows(h):
+        return stats_rows(logits(h, w, temperature, softcap), jnp.zeros((h.shape[0], 0), jnp.int32))[:4]
+
+    return block_rows(rows, (h,), block)
+
+
+def backward(h, w, lse, entropy, d_lse, d_entropy, temperature, softcap, *, block):
+    """Cotangents of h and w: dz = p (d_lse - d_entropy (z - lse + entropy)), through temperature and cap, recomputed by blocks of rows."""
+    pad = -h.shape[0] % block if h.shape[0] > block else 0
+    size = min(block, h.shape[0])
+    arrays = [jnp.pad(a, [(0, pad)] + [(0, 0)] * (a.ndim - 1)) for a in (h, lse, entropy, d_lse, d_entropy)]
+    arrays = [a.reshape(-1, size, *a.shape[1:]) for a in arrays]
+
+    def rows(dw, x):
+        h, lse, entropy, d_lse, d_entropy = x
+        z, pull = jax.vjp(lambda h, w: logits(h, w, temperature, softcap), h, w)
+        p = jnp.exp(z - lse[:, None])
+        dh, more = pull(p * (d_lse[:, None] - d_entropy[:, None] * (z - lse[:, None] + entropy[:, None])))
+        return dw + more.astype(dw.dtype), dh
+
+    # Rows of padding have zero cotangents, so they add nothing (their lse is 0 and their logits, too).
+    dw, dh = jax.lax.scan(rows, jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32)), tuple(arrays))
+    return dh.reshape(-1, h.shape[1])[: h.shape[0]], dw.astype(w.dtype)
 
 
 def divergence_rows(za, zb, kind):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from papyrax.jaxlib_ext.vocab import cross_entropy, divergence, reference, vocab_stats
-from tests.support.kernels import normal
+from tests.support.kernels import Case, check_cuda_lowering, check_op, check_tpu_compile, normal
 
 H, W = normal(0, (7, 16)), normal(1, (33, 16))
 PICK = jnp.asarray(np.random.default_rng(2).integers(0, 33, (7, 2)))
@@ -63,3 +63,32 @@ def test_blocks_of_rows_change_nothing():
 
     whole, blocks = reference.block_rows(rows, (H, PICK), 99), reference.block_rows(rows, (H, PICK), 3)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), blocks, whole)
+
+
+def op(h, w, pick, **options):
+    return vocab_stats(h, w, pick=pick, **options)
+
+
+def test_kernels_equal_the_reference():
+    arrays = (H, W, PICK)
+    wide = (normal(0, (40, 70), jnp.bfloat16), normal(1, (140, 70), jnp.bfloat16), jnp.zeros((40, 1), jnp.int32))
+    check_op(op, [Case(arrays, {"temperature": 0.7, "softcap": 4.0}), Case(wide)], grads=(0, 1))
+
+
+def test_compiles_for_tpu_and_lowers_for_cuda():
+    arrays = (normal(0, (200, 128), jnp.bfloat16), normal(1, (1000, 128), jnp.bfloat16), jnp.zeros((200, 1), jnp.int32))
+    check_tpu_compile(op, *arrays, grads=(0, 1))
+    check_cuda_lowering(op, *arrays, grads=(0, 1))
+
+
+def test_blocked_backward_equals_differentiation(monkeypatch):
+    import papyrax.jaxlib_ext.vocab as vocab
+
+    def loss(h, w, implementation):
+        s = vocab_stats(h, w, pick=PICK, softcap=5.0, implementation=implementation)
+        return jnp.sum(jnp.sin(s.lse) + jnp.cos(s.entropy) + s.max**2 + jnp.sum(s.picked**3, 1))
+
+    want = jax.grad(loss, (0, 1))(H, W, "reference")
+    monkeypatch.setattr(vocab, "BLOCK", 3)
+    got = jax.grad(loss, (0, 1))(H, W, "auto")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
