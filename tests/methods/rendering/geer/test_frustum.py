@@ -192,7 +192,7 @@ def test_boxes_reach_every_visible_tile_of_every_camera():
                 associate.pixel_boxes(boxes, make_camera("panorama", (4, 4), jnp.zeros(0)))
             continue
         if name == "fisheye":  # the curved box holds for rays with z > 0
-            visible &= np.asarray(rays[..., 2] > 0.02)
+            visible = visible & np.asarray(rays[..., 2] > 0.02)
         box = np.asarray(associate.pixel_boxes(boxes, cam))
         j, i = np.arange(cam.wh[0]) + cam.center, np.arange(cam.wh[1]) + cam.center
         inside = (j >= box[:, :1]) & (j <= box[:, 2:3]), (i >= box[:, 1:2]) & (i <= box[:, 3:4])
