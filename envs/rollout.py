@@ -250,7 +250,7 @@ def _reset(envs: Envs, done: Bool[Array, "n"]) -> Envs:
 
     def body(carry):
         waiting, state, key, obs, privileged = carry
-        flag, rows = jax.lax.top_k(waiting.astype(jnp.int32), envs.chunk)
+        flag, rows = jax.lax.top_k(waiting.astype(jnp.int32), min(envs.chunk, n))
         rows = jnp.where(flag > 0, rows, n)  # row n lies past the end: reads are clamped, writes dropped
         later, now = _split(key[jnp.minimum(rows, n - 1)])
         fresh = jax.vmap(world.reset)(now)

@@ -220,6 +220,21 @@ def many(module: Any, config: Any, mesh: jax.sharding.Mesh, state: Any) -> Any:
     return lambda state, batch, config: spread(state)
 
 
+def evaluator(module: Any, config: Any, mesh: jax.sharding.Mesh, state: Any, episodes: int) -> Any:
+    """`(keys[seeds], state) -> returns[seeds, episodes]`; over several devices each plays its share (episodes are rounded up to a multiple)."""
+    if mesh.shape["data"] == 1:
+        return jax.vmap(lambda key, s: module.evaluate(key, s, config, episodes))
+    share = -(-episodes // mesh.shape["data"])
+    one = jax.tree.map(lambda spec: PartitionSpec(None, *spec), agent.state_specs(state, "data"), is_leaf=_is_spec)
+
+    def body(keys, state):
+        index = jax.lax.axis_index("data")
+        return jax.vmap(lambda key, s: module.evaluate(jax.random.fold_in(key, index), s, config, share))(keys, state)
+
+    specs = (PartitionSpec(), one)
+    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(None, "data"), check_vma=False)
+
+
 def _is_spec(x: Any) -> bool:
     return isinstance(x, PartitionSpec)
 
@@ -233,9 +248,13 @@ def _train(run: Run, name: str, module: Any, config: Any, world: Any, settings: 
     state = jax.jit(jax.vmap(lambda key: module.init(key, config, world)))(keys)
     starts = jax.random.split(jax.random.fold_in(run.key, 1), settings.seeds)
 
-    @jax.jit
+    play = jax.jit(evaluator(module, config, run.mesh, state, settings.eval_episodes))
+
     def returns(state):
-        return jax.vmap(lambda k, s: module.evaluate(k, s, config, settings.eval_episodes))(starts, state)
+        # the mean over episodes is taken on the devices: what comes back is whole on every process
+        return jax.jit(lambda x: x.mean(-1), out_shardings=NamedSharding(run.mesh, PartitionSpec()))(
+            play(starts, state)
+        )
 
     return run.fit(
         many(module, config, run.mesh, state),
@@ -243,7 +262,7 @@ def _train(run: Run, name: str, module: Any, config: Any, world: Any, settings: 
         name=name,
         steps=iterations,
         config=config,
-        evaluate=lambda state: {"return": np.asarray(returns(state)).mean(-1)},
+        evaluate=lambda state: {"return": returns(state)},
         eval_every=every,
         shard=_spread(run.mesh),
         show="episode_return",
@@ -595,9 +614,7 @@ def compile_targets(config: Config, mesh: jax.sharding.Mesh) -> list[Target]:
     whole = NamedSharding(mesh, PartitionSpec())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.seeds))
 
-    def evaluation(keys, state):
-        return jax.vmap(lambda k, s: agent.evaluate(k, s, settings, config.eval_episodes))(keys, state)
-
+    evaluation = evaluator(agent, settings, mesh, state, config.eval_episodes)
     return [
         Target(
             f"train iteration ({config.env}, {count} environments)",
