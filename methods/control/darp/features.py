@@ -36,8 +36,8 @@ def features(
     demos: Demos, scalers: Scalers, idx: Int[Array, "b K"], query: Float[Array, "b o"], cfg: Config
 ) -> Float[Array, "b K f"]:
     """x_i of every neighbour."""
-    z, zq = scalers.obs(demos.obs)[idx], scalers.obs(query)[:, None]
-    parts = [z, scalers.act(demos.act)[idx]] if cfg.neighbour_action else [z]
+    z, zq = scalers.obs(demos.obs[idx]), scalers.obs(query)[:, None]
+    parts = [z, scalers.act(demos.act[idx])] if cfg.neighbour_action else [z]
     if cfg.difference == "vector":
         parts.append((z - zq) * _HALF)
     elif cfg.difference == "query":

@@ -79,9 +79,13 @@ def apply(params: PyTree, feats: Float[Array, "b K f"], cfg: Config) -> Float[Ar
 def apply_factored(
     params: PyTree, demos: Demos, scalers: Scalers, idx: Int[Array, "b K"], query: Float[Array, "b o"], cfg: Config
 ) -> Float[Array, "b p"]:
-    """`apply(params, features(...))`, values and gradients, with the first layer in factored form."""
+    """`apply(params, features(...))`, values and gradients, with the first layer in factored form where there are fewer expert
+    rows than neighbours in the batch (else a table over all rows would cost more than it saves)."""
     first = params["f"][0]
     w, b = _centre(first["w"]), _centre(first["b"])
+    if demos.obs.shape[0] > idx.size:
+        pre = dense(features(demos, scalers, idx, query, cfg).reshape(-1, w.shape[0]), w, b)
+        return _from_first(params, pre, idx.shape, cfg)
     if w.shape[0] > _PRODUCT:
         pre = gather_add(expert_products(w, b, demos, scalers, cfg), w, demos, scalers, idx, query, cfg)
         return _from_first(params, pre.reshape(-1, w.shape[1]), idx.shape, cfg)
