@@ -26,7 +26,7 @@ demo: $(BIN)/.ready
 	@$(BIN)/papyrax run reppo --preset cpu
 
 test: $(BIN)/.ready
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(BIN)/.ready
 	@$(BIN)/ruff check .

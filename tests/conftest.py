@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
@@ -31,16 +32,18 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_sessionfinish(session):
-    """Merges the outcomes of this session into .proofs.json (not committed)."""
+    """Merges the outcomes of this session (of this worker, where several run) into .proofs.json, which is not committed."""
     path = ROOT / ".proofs.json"
-    try:
-        before = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError:
-        before = {}
-    before.update(_OUTCOMES)
-    temporary = path.with_suffix(f".{os.getpid()}.part")
-    temporary.write_text(json.dumps(before, indent=0, sort_keys=True))
-    temporary.replace(path)
+    with open(ROOT / ".proofs.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            before = json.loads(path.read_text()) if path.is_file() else {}
+        except ValueError:
+            before = {}
+        before.update(_OUTCOMES)
+        temporary = path.with_suffix(f".{os.getpid()}.part")
+        temporary.write_text(json.dumps(before, indent=0, sort_keys=True))
+        temporary.replace(path)
 
 
 @pytest.fixture
