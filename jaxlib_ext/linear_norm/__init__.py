@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from papyrax.jaxlib_ext import dispatch
-from papyrax.jaxlib_ext.linear_norm import gpu, reference, tpu
+from papyrax.jaxlib_ext.linear_norm import cpu, gpu, reference, tpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,8 @@ def linear_norm_swish(
     return dispatch.run(
         implementation,
         *arrays,
-        # differentiated by JAX, which keeps what it needs: on a CPU a second product costs more than memory
-        reference=functools.partial(reference.linear_norm_swish, norm=norm, eps=spec.eps),
+        # keeps the normalised product: on a CPU a second product costs more than memory
+        reference=functools.partial(cpu.linear_norm_swish, norm=norm, eps=spec.eps),
         tpu=functools.partial(_fused, tpu, spec),
         gpu=functools.partial(_fused, gpu, spec),
         # the GPU's limit is the smaller one; both kernels want operands of one dtype for the matrix unit
