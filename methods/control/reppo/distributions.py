@@ -80,8 +80,10 @@ def kl_estimate(
     The squashing terms of the two densities cancel, and what is left is quadratic in the sample: its first two moments
     about the old mean are all that is needed, so no [m, n, d] array is differentiated.
     """
-    delta = jnp.clip(mean_old + std_old * noise, -_KL_CLIP, _KL_CLIP) - mean_old
-    first, second = jnp.mean(delta, axis=0), jnp.mean(jnp.square(delta), axis=0)
+    # Flat, because loops over a short last axis do not vectorise on a CPU.
+    flat = mean_old.reshape(-1)
+    delta = jnp.clip(flat + std_old.reshape(-1) * noise.reshape(noise.shape[0], -1), -_KL_CLIP, _KL_CLIP) - flat
+    first, second = (jnp.mean(x, axis=0).reshape(mean_old.shape) for x in (delta, jnp.square(delta)))
     inverse, inverse_old = 1 / std, 1 / std_old
     shift = mean_old - mean
     # Factored differences, because x² - y² of equal numbers need not be 0 after fused multiply-adds.
