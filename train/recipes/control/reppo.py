@@ -27,6 +27,7 @@ from papyrax.methods.metrics.intervals import iqm
 from papyrax.train import figures
 from papyrax.train.compile import Target
 from papyrax.train.loop import Fit, Shard
+from papyrax.train.recipes.control.reppo_bench import bench as bench
 from papyrax.train.report import Number, Report, Table
 from papyrax.train.run import Run
 
