@@ -14,8 +14,12 @@ def clip_loss(
     *,
     low: float,
     high: float,
+    log_ratio_max: float | None = None,
 ) -> Float[Array, "*n"]:
     """``-min(rho adv, clip(rho, 1 - low, 1 + high) adv)`` an entry, with the ratio ``rho = exp(logp - logp_old)``.
+
+    ``log_ratio_max`` cuts the log ratio from above, without gradient there, where the new policy may hold far more of
+    an entry than the old one did and the ratio would overflow.
 
     Raises:
       ValueError: shapes differ, or a bound is not positive.
@@ -26,7 +30,8 @@ def clip_loss(
         )
     if not (0 < low <= 1 and high > 0):
         raise ValueError(f"low must lie in (0, 1] and high above 0, but they are {low} and {high}.")
-    ratio = jnp.exp(logp - logp_old)
+    log_ratio = logp - logp_old
+    ratio = jnp.exp(log_ratio if log_ratio_max is None else jnp.minimum(log_ratio, log_ratio_max))
     return -jnp.minimum(ratio * adv, jnp.clip(ratio, 1 - low, 1 + high) * adv)
 
 

@@ -11,6 +11,8 @@ Policy, with the critic held fixed, alpha and beta held fixed inside L_pi:
     total = L_pi + alpha mean(H - H_target) - beta mean(KL - bound),   alpha, beta alone trained by the last two
 """
 
+import math
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -108,7 +110,7 @@ def critic_loss(params: Params, rows: Rows, config: ReppoConfig, *, discrete: bo
 
 def target_entropy(config: ReppoConfig, actions: int, *, discrete: bool) -> float:
     """What the temperature holds the entropy above: -h an action axis, h log n with n discrete actions."""
-    return config.entropy_target * float(jnp.log(actions)) if discrete else -config.entropy_target * actions
+    return config.entropy_target * math.log(actions) if discrete else -config.entropy_target * actions
 
 
 def switched(
@@ -195,5 +197,7 @@ def actor_loss(
             else:
                 stored = dist.tanh_logp(mean, std, rows.action)
                 clip = config.score_clip
-                objective = clip_loss(stored, rows.logp_old, rows.adv, low=clip, high=clip) + alpha * logp
+                # A stored action lies on its clip, where a policy that has left it has next to no density.
+                surrogate = clip_loss(stored, rows.logp_old, rows.adv, low=clip, high=clip, log_ratio_max=20.0)
+                objective = surrogate + alpha * logp
     return policy_loss(objective, entropy, kl, params["log_alpha"], params["log_beta"], config, goal)

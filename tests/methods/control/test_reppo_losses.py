@@ -133,6 +133,8 @@ def test_critic_loss_equals_its_formula(kind):
     batch = rows(config, discrete)
     params = networks.critic_init(jax.random.key(0), config, 5, batch.action.shape[-1], discrete=discrete)
     got, _ = losses.critic_loss(params, batch, config, discrete=discrete)
+    jitted, _ = jax.jit(lambda p, r: losses.critic_loss(p, r, config, discrete=discrete))(params, batch)
+    np.testing.assert_allclose(jitted, got, rtol=1e-5)
     out = networks.critic_apply(params, batch.obs, batch.action, config, discrete=discrete)
     value, logits, total = np.asarray(out.value), np.asarray(out.logits, np.float64), []
     for i in range(8):
@@ -176,7 +178,7 @@ def test_actor_loss_trains_the_actor_and_never_the_critic(kind):
     def loss(actor, critic):
         return losses.actor_loss(actor, critic, batch, noise, config, discrete=discrete)[0]
 
-    grad_actor, grad_critic = jax.grad(loss, argnums=(0, 1))(actor, critic)
+    grad_actor, grad_critic = jax.jit(jax.grad(loss, argnums=(0, 1)))(actor, critic)
     assert not any(np.asarray(g).any() for g in jax.tree.leaves(grad_critic))
     for name, leaf in jax.tree_util.tree_leaves_with_path(grad_actor):
         assert np.isfinite(leaf).all() and np.asarray(leaf).any(), name
@@ -188,7 +190,9 @@ def test_pathwise_objective_is_alpha_logp_minus_q_of_the_same_action():
     critic = networks.critic_init(jax.random.key(0), config, 5, 2, discrete=False)
     actor = networks.actor_init(jax.random.key(1), config, 5, 2, discrete=False)
     noise = ActorNoise(jax.random.normal(jax.random.key(2), (1, 8, 2)), jnp.zeros((1, 8, 2)))
-    _, metrics = losses.actor_loss(actor, critic, batch, noise, config, discrete=False)
+    total, metrics = losses.actor_loss(actor, critic, batch, noise, config, discrete=False)
+    jitted, _ = jax.jit(lambda a, c: losses.actor_loss(a, c, batch, noise, config, discrete=False))(actor, critic)
+    np.testing.assert_allclose(jitted, total, rtol=1e-5)
     mean, std = networks.actor_apply(actor, batch.obs, config, discrete=False)
     action, logp = losses.dist.tanh_sample(noise.action[0], mean, std)
     value = networks.critic_apply(critic, batch.obs, action, config, discrete=False).value

@@ -81,7 +81,7 @@ def test_networks_equal_an_independent_forward_with_the_same_weights(norm):
     actor = shaken(networks.actor_init(jax.random.key(0), config, 5, 2, discrete=False), jax.random.key(1))
     tree = {f"hidden{i}": linen(layer) for i, layer in enumerate(actor["hidden"])}
     tree["last"] = {"kernel": actor["last"]["w"], "bias": actor["last"]["b"]}
-    want = Actor(16, 2, norm).apply({"params": tree}, OBS)
+    want = jax.jit(Actor(16, 2, norm).apply)({"params": tree}, OBS)
     for a, b in zip(networks.actor_apply(actor, OBS, config, discrete=False), want):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
@@ -90,7 +90,7 @@ def test_networks_equal_an_independent_forward_with_the_same_weights(norm):
     for head in ("q", "pred"):
         tree[head] = linen(critic[head])
         tree[f"{head}_last"] = {"kernel": critic[f"{head}_last"]["w"], "bias": critic[f"{head}_last"]["b"]}
-    value, logits, embed, pred = Critic(12, 31, 30.0, norm).apply({"params": tree}, OBS, ACT)
+    value, logits, embed, pred = jax.jit(Critic(12, 31, 30.0, norm).apply)({"params": tree}, OBS, ACT)
     out = networks.critic_apply(critic, OBS, ACT, config, discrete=False)
     np.testing.assert_allclose(out.value, value, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(out.logits, logits, rtol=1e-4, atol=1e-3)

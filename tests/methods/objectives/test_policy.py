@@ -20,6 +20,13 @@ def test_the_gradient_vanishes_only_where_moving_on_would_gain():
     np.testing.assert_allclose(grad, [-0.5, 0.0, 0.0, 1.5], rtol=1e-6)
 
 
+def test_a_huge_ratio_can_be_cut():
+    logp, adv = jnp.asarray([100.0, 1.0]), jnp.asarray([-1.0, -1.0])
+    loss = lambda p: clip_loss(p, jnp.zeros(2), adv, low=0.2, high=0.2, log_ratio_max=2.0)  # noqa: E731
+    np.testing.assert_allclose(loss(logp), jnp.exp(jnp.asarray([2.0, 1.0])), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda p: loss(p).sum())(logp), [0.0, jnp.e], rtol=1e-6)
+
+
 def test_normalised_advantages_have_mean_zero_and_deviation_one_over_all_devices():
     adv = jnp.asarray(np.random.default_rng(0).normal(3, 7, size=(4, 50)), jnp.float32)
     whole = normalize_adv(adv)
