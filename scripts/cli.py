@@ -238,6 +238,8 @@ def _chosen(args: argparse.Namespace, rest: list[str], parser: argparse.Argument
     if args.help:
         return _help(row, recipe, config, args, parser)
     config = parse_config(config, rest, row.name)
+    if args.command != "compile" and hasattr(recipe, "cpu_devices"):
+        platform.split_cpu(recipe.cpu_devices(config, platform.cores()))
     recipes.check(recipe, config)
     return row, recipe, config
 

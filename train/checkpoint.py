@@ -95,8 +95,13 @@ class Checkpoints:
                         ),
                     )
                     return candidate, found["state"], found["record"]
-                except Exception as error:  # any failure of a reader means the same here: try the one before
+                except Exception as error:  # any other failure of a reader means the same here: try the one before
                     reason = _first_line(error)
+                    if "not compatible with the stored shape" in reason:
+                        detail = reason.split(" is not compatible")[0].removeprefix("Requested shape: ")
+                        raise RunFolderError(
+                            f"checkpoint {candidate} in {self.folder} is of another State: a leaf of shape {detail} is wanted and not there"
+                        ) from error
             self.say(
                 f"checkpoint {candidate} in {self.folder.name} is damaged ({reason}); going back to the one before"
             )

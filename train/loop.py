@@ -148,7 +148,7 @@ def fit(
       update: `(state, batch, config, *, frozen=None) -> (state, metrics)`, jit-able.
       state: from `init`; given up to the loop (its buffers are donated).
       batches: see `papyrax.train.batches.Source`.
-      name: `arm/seed/stage`; unique within a run.
+      name: `arm/seed/stage`; unique within a run, except that a later call with more `steps` goes on with the same fit.
       frozen: weights that are neither trained nor checkpointed.
       evaluate: `state -> dict` of scalars (or arrays over seeds), called every `eval_every` steps and after the last.
       select: "last", "best:METRIC" (largest) or "best:-METRIC" (smallest) of the evaluations (means over seeds).
@@ -167,9 +167,11 @@ def fit(
     for label, value in (("steps", steps), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
         if value % stride:
             raise UserError(f"{label} is {value}; it has to be a multiple of scan, which is {scan}")
-    if name in run.fits_started:
-        raise UserError(f"two fits of this run are named {name!r}; every fit wants a name of its own")
-    run.fits_started.add(name)
+    if steps <= run.fits_started.get(name, -1):
+        raise UserError(
+            f"two fits of this run are named {name!r}; every fit wants a name of its own, or more steps to go on to"
+        )
+    run.fits_started[name] = steps
     mesh = run.mesh
     selection = _Selection(select, patience)
     history = run.history(name)

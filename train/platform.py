@@ -19,6 +19,21 @@ def settle() -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def split_cpu(count: int) -> None:
+    """Lets JAX see the CPU as `count` devices, each with a thread of its own, so that independent work runs side by side.
+
+    Does nothing off the CPU, when XLA_FLAGS says a number already, or once JAX has looked for its devices.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if count > 1 and os.environ.get("JAX_PLATFORMS") == "cpu" and "host_platform_device_count" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
+
+
 def join_processes() -> None:
     """Joins the processes of one run: by PAPYRAX_COORDINATOR, PAPYRAX_PROCESSES and PAPYRAX_PROCESS where they are set (two processes on one
     machine, launchers of one's own), else by what JAX finds in a TPU pod, Slurm, Kubernetes or Open MPI.

@@ -103,6 +103,8 @@ def proofs(
         state, why = tested(kind)
         if not _module_exists(root, system.method):
             state, why = "missing", "planned"
+        elif kind == "core" and state == "holds" and not _module_exists(root, system.recipe):
+            state, why = "partly", f"{why}; no recipe yet"
         out.append(Proof(kind, state, why))
 
     runs = sorted(results.get("runs", {}))

@@ -133,7 +133,7 @@ class Run:
         self.mesh = make_mesh() if mesh is None else mesh
         self.leads = jax.process_index() == 0
         self.console = Console(stderr=True, quiet=quiet or not self.leads)
-        self.fits_started: set[str] = set()
+        self.fits_started: dict[str, int] = {}
         self.figures: list[Figure] = []
         self._began, self._wall_before = time.monotonic(), 0.0
         self._profile = profile

@@ -15,6 +15,12 @@ from papyrax.scripts import cli
 from papyrax.train import compile as aot
 
 
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """Commands called in this process must not change how many devices the other tests of this process see."""
+    monkeypatch.setattr(cli.platform, "split_cpu", lambda count: None)
+
+
 def call(capsys, *words):
     code = cli.main(list(words))
     captured = capsys.readouterr()

@@ -13,6 +13,7 @@ from papyrax.envs import physics
 from papyrax.methods.control.reppo import agent
 from papyrax.train.recipes.control import reppo
 from papyrax.train.run import Run
+from papyrax.train.sharding import make_mesh
 
 
 def main(folder: str) -> None:
@@ -22,6 +23,22 @@ def main(folder: str) -> None:
         assert run.mesh.shape["data"] == 8 == jax.device_count()
         fit = reppo._train(run, "reppo", agent, config.agent, physics.make(config.env), config, config.env_steps)
     assert fit.state.envs.obs.sharding.spec[1] == "data"
+    eight = dataclasses.replace(config, seeds=8, env_steps=1024)
+    with Run(Path(folder) / "seeds", system="reppo", preset="smoke", config=eight, quiet=True) as run:
+        dealt = reppo._train(run, "reppo", agent, eight.agent, physics.make(eight.env), eight, eight.env_steps)
+    with Run(
+        Path(folder) / "one",
+        system="reppo",
+        preset="smoke",
+        config=eight,
+        mesh=make_mesh(jax.devices()[:1]),
+        quiet=True,
+    ) as run:
+        alone = reppo._train(run, "reppo", agent, eight.agent, physics.make(eight.env), eight, eight.env_steps)
+    assert dealt.state.envs.obs.sharding.spec[0] == "data"
+    # the same numbers, seed by seed: devices that hold different seeds never exchange anything
+    np.testing.assert_allclose(dealt.metrics["critic_loss"], alone.metrics["critic_loss"], rtol=1e-4)
+    np.testing.assert_allclose(dealt.evals["return"], alone.evals["return"], rtol=1e-4)
     assert all(np.isfinite(v).all() for v in fit.metrics.values())
     loss = fit.metrics["critic_loss"]
     assert loss[-4:].mean() < loss[:4].mean(), loss

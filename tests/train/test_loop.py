@@ -259,6 +259,8 @@ def test_unknown_metric_and_repeated_name(tmp_path):
         run.fit(update, init(run.key, Config()), batch, name="x", steps=2, config=Config())
         with pytest.raises(UserError, match="named 'x'"):
             run.fit(update, init(run.key, Config()), batch, name="x", steps=2, config=Config())
+        more = run.fit(update, init(run.key, Config()), batch, name="x", steps=4, config=Config())
+    assert more.resumed_from == 2 and more.metrics["step"].tolist() == [1, 2, 3, 4]
 
 
 def test_data_that_ends_early(tmp_path):

@@ -1,15 +1,13 @@
 """REPPO (arXiv 2507.11019) on four torque-limited pendulums beside PPO and its own ablations, and on other tasks by name.
 
-Each arm trains all its seeds in one vmapped fit. PPO is tuned over learning rates and rollout shapes, and its best setting is the baseline.
+Each arm trains all its seeds in one fit. PPO is tuned over learning rates and rollout shapes, and its best setting is the baseline.
 The maximum of the pendulums is computed by dynamic programming, so that returns are read against what can be reached at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import resource
-import time
 from typing import Any, Literal
 
 import jax
@@ -26,12 +24,27 @@ from papyrax.methods.control.reppo.ppo import PpoConfig
 from papyrax.methods.metrics.intervals import iqm
 from papyrax.train import figures
 from papyrax.train.compile import Target
-from papyrax.train.loop import Fit, Shard
-from papyrax.train.recipes.control.reppo_bench import bench as bench
+from papyrax.train.loop import Fit
+from papyrax.train.recipes.control import spread
+from papyrax.train.recipes.control.reppo_bench import bench, speed
 from papyrax.train.report import Number, Report, Table
 from papyrax.train.run import Run
 
 DATA: tuple[str, ...] = ()
+__all__ = [
+    "ABLATIONS",
+    "DATA",
+    "PRESETS",
+    "Config",
+    "Task",
+    "bench",
+    "check",
+    "compile_targets",
+    "cpu_devices",
+    "mesh_shape",
+    "reliability",
+    "run",
+]
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no_kl": {"mode": "value"},
@@ -66,7 +79,7 @@ class Config:
     seed: int = 0
     env: str = "pendulums:4"
     """A name that papyrax.envs.physics.make takes: pendulums:K, double_integrator, cartpole_swingup, brax:…, playground:…, gymnax:…."""
-    seeds: int = 3
+    seeds: int = 4
     env_steps: int = 589_824
     """Environment steps of REPPO and of PPO, each."""
     ablations: tuple[str, ...] = ("no_kl",)
@@ -78,7 +91,7 @@ class Config:
     ppo: PpoConfig = dataclasses.field(default_factory=lambda: PENDULUM_PPO)
     ppo_rates: tuple[float, ...] = (3e-4, 1e-3)
     ppo_envs: tuple[int, ...] = (64, 256)
-    """PPO is trained with every pair of `ppo_rates` and `ppo_envs`; its best mean is reported."""
+    """PPO is trained with every pair of `ppo_rates` and `ppo_envs` for `ablation_steps`; the best goes on to `env_steps` and is the baseline."""
     tasks: tuple[Task, ...] = ()
 
 
@@ -200,56 +213,16 @@ PRESETS: dict[str, Config] = {
 }
 
 
-def _spread(mesh: jax.sharding.Mesh) -> Shard:
-    """Environments (second axis, after the seeds) along `data`."""
-    if mesh.shape["data"] == 1:
-        return Shard()
-    return Shard(state=[("^envs/", PartitionSpec(None, "data")), ("^scaler/running", PartitionSpec(None, "data"))])
-
-
-def many(module: Any, config: Any, mesh: jax.sharding.Mesh, state: Any) -> Any:
-    """`update(state, batch, config)` of all seeds at once; over several devices each steps its own environments."""
-    update = functools.partial(module.update, config=config)
-    if mesh.shape["data"] == 1:
-        return lambda state, batch, config: jax.vmap(lambda s: update(s, None))(state)
-    one = jax.tree.map(lambda spec: PartitionSpec(None, *spec), agent.state_specs(state, "data"), is_leaf=_is_spec)
-
-    def body(state):
-        return jax.vmap(lambda s: update(s, None, axis_name="data"))(state)
-
-    spread = jax.shard_map(body, mesh=mesh, in_specs=(one,), out_specs=(one, PartitionSpec()), check_vma=False)
-    return lambda state, batch, config: spread(state)
-
-
-def evaluator(module: Any, config: Any, mesh: jax.sharding.Mesh, state: Any, episodes: int) -> Any:
-    """`(keys[seeds], state) -> returns[seeds, episodes]`; over several devices each plays its share (episodes are rounded up to a multiple)."""
-    if mesh.shape["data"] == 1:
-        return jax.vmap(lambda key, s: module.evaluate(key, s, config, episodes))
-    share = -(-episodes // mesh.shape["data"])
-    one = jax.tree.map(lambda spec: PartitionSpec(None, *spec), agent.state_specs(state, "data"), is_leaf=_is_spec)
-
-    def body(keys, state):
-        index = jax.lax.axis_index("data")
-        return jax.vmap(lambda key, s: module.evaluate(jax.random.fold_in(key, index), s, config, share))(keys, state)
-
-    specs = (PartitionSpec(), one)
-    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(None, "data"), check_vma=False)
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, PartitionSpec)
-
-
 def _train(run: Run, name: str, module: Any, config: Any, world: Any, settings: Config, env_steps: int) -> Fit:
     """One arm: every seed of one algorithm on one world."""
     per_iteration = config.num_envs * config.steps
     iterations = max(1, env_steps // per_iteration)
-    every = max(1, iterations // settings.evaluations)
+    every = max(1, max(env_steps, settings.env_steps) // per_iteration // settings.evaluations)
     keys = jax.random.split(jax.random.fold_in(run.key, 0), settings.seeds)
     state = jax.jit(jax.vmap(lambda key: module.init(key, config, world)))(keys)
     starts = jax.random.split(jax.random.fold_in(run.key, 1), settings.seeds)
 
-    play = jax.jit(evaluator(module, config, run.mesh, state, settings.eval_episodes))
+    play = jax.jit(spread.evaluator(module, config, run.mesh, state, settings.seeds, settings.eval_episodes))
 
     def returns(state):
         # the mean over episodes is taken on the devices: what comes back is whole on every process
@@ -258,14 +231,14 @@ def _train(run: Run, name: str, module: Any, config: Any, world: Any, settings: 
         )
 
     return run.fit(
-        many(module, config, run.mesh, state),
+        spread.many(module, config, run.mesh, state, settings.seeds),
         state,
         name=name,
         steps=iterations,
         config=config,
         evaluate=lambda state: {"return": returns(state)},
         eval_every=every,
-        shard=_spread(run.mesh),
+        shard=spread.shard(run.mesh, settings.seeds),
         show="episode_return",
     )
 
@@ -286,33 +259,6 @@ def reliability(returns: np.ndarray, maximum: float, share: float = 0.9) -> floa
     above = returns >= share * maximum
     kept = [bool(row.any() and row[int(np.argmax(row)) :].all()) for row in above]
     return float(np.mean(kept))
-
-
-def speed(world: Any, config: ReppoConfig, key: Any, repeats: int = 7) -> dict[str, float]:
-    """Environment steps a second of one seed, updates included, and how an iteration's time splits into rollout and update."""
-    state = agent.init(key, config, world)
-    whole = jax.jit(lambda s: agent.update(s, None, config)).lower(state).compile()
-
-    def only_rollout(state):
-        def policy(key, obs):
-            noise = jax.random.normal(key, (obs.shape[0], world.act_dim))
-            mean, std = agent.actor_apply(state.params["actor"], obs, config, discrete=False)
-            return jnp.tanh(mean + std * noise), (mean, std)
-
-        return worlds.rollout(state.key, policy, state.envs, config.steps)
-
-    part = jax.jit(only_rollout).lower(state).compile()
-    state, _ = jax.block_until_ready(whole(state))
-    jax.block_until_ready(part(state))
-    times: dict[str, list[float]] = {"whole": [], "rollout": []}
-    for _ in range(repeats):
-        for name, call in (("whole", whole), ("rollout", part)):
-            begun = time.perf_counter()
-            jax.block_until_ready(call(state))
-            times[name].append(time.perf_counter() - begun)
-    total, rolled = float(np.median(times["whole"])), float(np.median(times["rollout"]))
-    count = config.num_envs * config.steps
-    return {"steps_per_s": count / total, "rollout_share": rolled / total, "rollout_steps_per_s": count / rolled}
 
 
 def _episode(run: Run, fit: Fit, config: ReppoConfig, world: Any) -> None:
@@ -400,6 +346,11 @@ def _maximum(env: str) -> float | None:
     return float(optimal_return()) if env.startswith("pendulums") else None
 
 
+def cpu_devices(config: Config, cores: int) -> int:
+    """Virtual devices for the seeds, on a CPU."""
+    return spread.cpu_devices(config.seeds, cores)
+
+
 def check(config: Config) -> None:
     """Raises ValueError for an unknown world or ablation, ImportError when the world's package is absent."""
     for name in config.ablations:
@@ -415,15 +366,16 @@ def run(config: Config, run: Run) -> Report:
     main = config.env == "pendulums:4"
     maximum = run.once("maximum", lambda: _maximum(config.env))
     ours = _train(run, "reppo", agent, config.agent, world, config, config.env_steps)
-    baselines: dict[tuple[float, int], tuple[Fit, PpoConfig]] = {}
+    tuned: dict[tuple[float, int], tuple[Fit, PpoConfig]] = {}
     for rate in config.ppo_rates:
         for envs in config.ppo_envs:
             setting = dataclasses.replace(config.ppo, lr=rate, num_envs=envs)
-            fit = _train(run, f"ppo/lr{rate:g}/envs{envs}", ppo, setting, world, config, config.env_steps)
-            baselines[rate, envs] = (fit, setting)
-    finals = {k: _at(f, s, config.env_steps) for k, (f, s) in baselines.items()}
-    best = max(finals, key=lambda k: finals[k].mean())
-    best_fit, best_setting = baselines[best]
+            fit = _train(run, f"ppo/lr{rate:g}/envs{envs}", ppo, setting, world, config, config.ablation_steps)
+            tuned[rate, envs] = (fit, setting)
+    best = max(tuned, key=lambda k: _at(*tuned[k], config.ablation_steps).mean())
+    best_setting = tuned[best][1]
+    best_fit = _train(run, f"ppo/lr{best[0]:g}/envs{best[1]}", ppo, best_setting, world, config, config.env_steps)
+    theirs = _at(best_fit, best_setting, config.env_steps)
     ablations = {}
     for name in config.ablations:
         changed = dataclasses.replace(config.agent, **ABLATIONS[name])
@@ -445,17 +397,17 @@ def run(config: Config, run: Run) -> Report:
         Number(
             "return, worst seed",
             float(final.min()),
-            float(finals[best].min()),
+            float(theirs.min()),
             target=">= 168" if main else "",
             note=f"{on}; maximum {maximum:.1f}" if maximum else on,
         ),
-        Number("return, mean of seeds", float(final.mean()), float(finals[best].mean()), spread=float(final.std())),
+        Number("return, mean of seeds", float(final.mean()), float(theirs.mean()), spread=float(final.std())),
         Number(
             "PPO return, best of its settings",
-            float(finals[best].mean()),
+            float(theirs.mean()),
             target="<= 140" if main else "",
-            spread=float(finals[best].std()),
-            note=f"learning rate {best[0]:g}, {best[1]} environments, of {len(finals)} settings",
+            spread=float(theirs.std()),
+            note=f"learning rate {best[0]:g}, {best[1]} environments, of {len(tuned)} settings at {config.ablation_steps:,} steps",
         ),
         Number(
             "interquartile mean of the last half of the evaluations",
@@ -490,10 +442,10 @@ def run(config: Config, run: Run) -> Report:
     arms += [
         [
             f"PPO, lr {r:g}, {n} environments",
-            *_cells(_at(*baselines[r, n], config.ablation_steps)),
-            *_cells(finals[r, n]),
+            *_cells(_at(*tuned[r, n], config.ablation_steps)),
+            *(_cells(theirs) if (r, n) == best else [None, None]),
         ]
-        for r, n in baselines
+        for r, n in tuned
     ]
     arms += [[f"REPPO, {n}", *_cells(_at(f, c, config.ablation_steps)), None, None] for n, (f, c) in ablations.items()]
     tables = [
@@ -505,7 +457,7 @@ def run(config: Config, run: Run) -> Report:
         ),
         _traces(run, ours, config.agent, world),
     ]
-    series = {"REPPO": (ours, config.agent), f"PPO (best of {len(finals)})": (best_fit, best_setting)}
+    series = {"REPPO": (ours, config.agent), f"PPO (best of {len(tuned)})": (best_fit, best_setting)}
     series |= {f"REPPO, {n}": v for n, v in ablations.items()}
     run.figure(
         figures.curves(
@@ -527,11 +479,11 @@ def run(config: Config, run: Run) -> Report:
         numbers += more
         tables.append(table)
 
-    ahead = final.mean() > finals[best].mean()
+    ahead = final.mean() > theirs.mean()
     met = [n for n in numbers if n.target]
     missed = [n.name for n in met if not n.reached]
     verdict = (
-        f"On {config.env} REPPO ends at {final.mean():.1f} and the best of {len(finals)} PPO settings at {finals[best].mean():.1f}: "
+        f"On {config.env} REPPO ends at {final.mean():.1f} and the best of {len(tuned)} PPO settings at {theirs.mean():.1f}: "
         f"{'REPPO is ahead' if ahead else 'PPO is ahead'}."
     )
     if main:
@@ -605,17 +557,17 @@ def compile_targets(config: Config, mesh: jax.sharding.Mesh) -> list[Target]:
     state = jax.eval_shape(
         lambda: jax.vmap(lambda k: agent.init(k, settings, world))(jax.random.split(jax.random.key(0), config.seeds))
     )
-    shard = _spread(mesh)
+    shard = spread.shard(mesh, config.seeds)
     from papyrax.train.sharding import shardings
 
     placed = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings(state, shard.state, mesh)
     )
-    update = many(agent, settings, mesh, state)
+    update = spread.many(agent, settings, mesh, state, config.seeds)
     whole = NamedSharding(mesh, PartitionSpec())
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.seeds))
 
-    evaluation = evaluator(agent, settings, mesh, state, config.eval_episodes)
+    evaluation = spread.evaluator(agent, settings, mesh, state, config.seeds, config.eval_episodes)
     return [
         Target(
             f"train iteration ({config.env}, {count} environments)",

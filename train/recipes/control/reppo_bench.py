@@ -18,6 +18,8 @@ from papyrax.methods.control.reppo import agent, ppo
 from papyrax.methods.control.reppo.config import ReppoConfig
 from papyrax.methods.control.reppo.ppo import PpoConfig
 from papyrax.train.bench import Bench, BenchTable
+from papyrax.train.recipes.control import spread
+from papyrax.train.sharding import make_mesh, place_global, shardings
 
 _ITERATIONS = 2
 """Training iterations a timed call of PPO."""
@@ -103,23 +105,33 @@ def _sizes(world: Any, config: ReppoConfig, sizes: tuple[int, ...], key: Any) ->
 
 
 def _seeds(bench: Bench, world: Any, config: ReppoConfig, counts: tuple[int, ...] = (1, 2, 4)) -> BenchTable:
-    """An iteration of several seeds in one program."""
+    """An iteration of several seeds in one program, put on this machine's devices as the experiment puts them."""
     rows: list[list[float]] = []
     for count in counts:
+        mesh = make_mesh(jax.devices()[: spread.cpu_devices(count, len(jax.devices()))])
         keys = jax.random.split(jax.random.key(0), count)
         state = jax.jit(jax.vmap(lambda key: agent.init(key, config, world)))(keys)
-        call = warm(jax.vmap(lambda one: agent.update(one, None, config)), state)
+        state = place_global(state, shardings(state, spread.shard(mesh, count).state, mesh))
+        update = spread.many(agent, config, mesh, state, count)
+        call = warm(lambda one, update=update: update(one, None, config), state)
         timing = bench.measure(call, repeats=5, warm=1)
-        first = rows[0][1:3] if rows else (timing.seconds, timing.cpu_seconds)
+        first = rows[0][2:4] if rows else (timing.seconds, timing.cpu_seconds)
         rows.append(
-            [count, timing.seconds, timing.cpu_seconds, timing.seconds / first[0], timing.cpu_seconds / first[1]]
+            [
+                count,
+                mesh.size,
+                timing.seconds,
+                timing.cpu_seconds,
+                timing.seconds / first[0],
+                timing.cpu_seconds / first[1],
+            ]
         )
     return BenchTable(
         "REPPO, seeds in one program",
-        ["seeds", "wall (s)", "CPU (s)", "wall, times one seed", "CPU, times one seed"],
+        ["seeds", "devices", "wall (s)", "CPU (s)", "wall, times one seed", "CPU, times one seed"],
         rows,
         f"{world.name}, one iteration of {config.num_envs} environments a seed; medians of 5",
-        f"{counts[-1]} seeds take {rows[-1][3]:.2f} times the time of one",
+        f"{counts[-1]} seeds take {rows[-1][4]:.2f} times the time of one",
     )
 
 

@@ -57,6 +57,14 @@ def test_reliability_counts_seeds_that_stay():
 
 
 @pytest.mark.proof("reppo", "scale")
+def test_seeds_are_dealt_out_when_they_divide():
+    from papyrax.train.recipes.control import spread
+
+    assert [spread.cpu_devices(seeds, 2) for seeds in (1, 2, 3, 4)] == [1, 2, 1, 2]
+    assert spread.cpu_devices(6, 4) == 3
+
+
+@pytest.mark.proof("reppo", "scale")
 def test_eight_devices_train(tmp_path):
     finish(start("tests.support.reppo_devices", tmp_path, devices=8))
 
