@@ -105,7 +105,7 @@ def draw_bodies(
     world = [p @ rotation[b].T + position[b] for p, b in zip(shapes.points, shapes.body)]
     if span is None:
         moving = [p for p, b in zip(world, shapes.body) if b > 0]
-        reach = max((np.linalg.norm(p - middle, axis=1).max() for p in moving), default=1.0)
+        reach = max((float(np.linalg.norm(p - middle, axis=1).max()) for p in moving), default=1.0)
         span = 2.4 * max(reach, 0.1)
     scale = height / span
 

@@ -71,7 +71,8 @@ def polygon(pen: ImageDraw.ImageDraw, points, fill, outline=None) -> None:
 
 def mix(a, b, t: float) -> tuple[int, int, int]:
     """The color between a (t = 0) and b (t = 1)."""
-    return tuple(round(float(x + (y - x) * t)) for x, y in zip(a, b))
+    red, green, blue = (round(float(x + (y - x) * t)) for x, y in zip(a, b))
+    return red, green, blue
 
 
 def cartpole(

@@ -145,6 +145,14 @@ class GymnaxState:
     key: Key[Array, ""]
 
 
+def _unscale(space: Any) -> Callable[[Array], Array]:
+    """The map from [-1, 1] to the bounds of a gymnax box."""
+    shape = tuple(space.shape)
+    low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), shape)
+    high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), shape)
+    return lambda action: low + 0.5 * (jnp.clip(action, -1.0, 1.0).reshape(shape) + 1.0) * (high - low)
+
+
 def from_gymnax(name: str, env: Any, params: Any) -> World:
     """A world from a gymnax environment: discrete, or continuous with its bounds mapped to [-1, 1].
 
@@ -153,10 +161,7 @@ def from_gymnax(name: str, env: Any, params: Any) -> World:
     space = env.action_space(params)
     discrete = hasattr(space, "n")
     shape = env.observation_space(params).shape
-    if not discrete:
-        act_shape = tuple(space.shape)
-        low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), act_shape)
-        high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), act_shape)
+    native = (lambda action: action) if discrete else _unscale(space)
 
     def reset(key: Key[Array, ""]) -> GymnaxState:
         now, later = jax.random.split(key)
@@ -165,9 +170,7 @@ def from_gymnax(name: str, env: Any, params: Any) -> World:
 
     def step(state: GymnaxState, action: Array) -> tuple[GymnaxState, Step]:
         now, later = jax.random.split(state.key)
-        if not discrete:
-            action = low + 0.5 * (jnp.clip(action, -1.0, 1.0).reshape(act_shape) + 1.0) * (high - low)
-        obs, after, reward, terminated, _ = env.step_env(now, state.state, action, params)
+        obs, after, reward, terminated, _ = env.step_env(now, state.state, native(action), params)
         after = _cast(GymnaxState(state=after, obs=jnp.asarray(obs, jnp.float32), key=later), state)
         terminated = jnp.asarray(terminated, bool)
         trunc = jnp.asarray(env.is_truncated(after.state, params), bool) & ~terminated
@@ -186,7 +189,7 @@ def from_gymnax(name: str, env: Any, params: Any) -> World:
         observe=lambda state: state.obs,
         step=step,
         obs_dim=_count(shape),
-        act_dim=1 if discrete else _count(act_shape),
+        act_dim=1 if discrete else _count(tuple(space.shape)),
         episode_length=int(params.max_steps_in_episode),
         discrete=discrete,
         n_actions=int(space.n) if discrete else 0,

@@ -110,9 +110,12 @@ class DialogueWorld(Protocol):
 
     def reset(self, items: Sequence[Any]) -> tuple[Hashable, list[Request]]:
         """The first state and the first requests for a batch of items."""
+        ...
 
     def step(self, state: Hashable, replies: Sequence[Reply]) -> tuple[Hashable, list[Request]]:
         """The next state and requests, given one reply for each request of the step before."""
+        ...
 
     def score(self, state: Hashable) -> dict[str, Any]:
         """The scores of the items, by name."""
+        ...

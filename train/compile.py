@@ -224,7 +224,7 @@ def compile_target(target: Target, *, mesh: Mesh | None = None) -> CompileResult
         target: what to compile.
         mesh: where arguments that carry no sharding go, replicated; without it they stay on the default device.
 
-    Raises: DoesNotFit when the compiler runs out of the chip's memory.
+    Raises: DoesNotFit when the compiler runs out of the chip's memory, UserError when it reports no memory plan.
     """
     args = _place(target.args, mesh)
     start = time.perf_counter()
@@ -234,6 +234,8 @@ def compile_target(target: Target, *, mesh: Mesh | None = None) -> CompileResult
         raise _out_of_memory(target.name, error) or error from error
     seconds = time.perf_counter() - start
     stats, cost, counts = compiled.memory_analysis(), compiled.cost_analysis() or {}, hlo.count(compiled.as_text())
+    if stats is None:
+        raise UserError(f"{target.name}: this compiler reports no memory plan, so nothing can be said about its fit.")
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
     held = stats.argument_size_in_bytes + outputs + stats.temp_size_in_bytes + stats.generated_code_size_in_bytes
     memory = Memory(

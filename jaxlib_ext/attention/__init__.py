@@ -53,7 +53,7 @@ def attention(
     """
     _check(q, k, v, q_pos, k_pos, q_seg, k_seg, window, softcap, implementation)
     b, _, t, d = q.shape
-    if q_seg is None:
+    if q_seg is None or k_seg is None:
         q_seg, k_seg = jnp.zeros((b, t), jnp.int32), jnp.zeros((b, k.shape[2]), jnp.int32)
     arrays = (q, k, v, *(x.astype(jnp.int32) for x in (q_pos, k_pos, q_seg, k_seg)))
     scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
@@ -129,9 +129,11 @@ class _Spec:
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(spec: _Spec, q, k, v, q_pos, k_pos, q_seg, k_seg):
+def _attend(spec: _Spec, q, k, v, q_pos, k_pos, q_seg, k_seg) -> tuple[Array, Array]:
     return spec.run("attention_forward", q, k, v, q_pos, k_pos, q_seg, k_seg)
+
+
+_attention = jax.custom_vjp(_attend, nondiff_argnums=(0,))
 
 
 def _forward(spec, *args):

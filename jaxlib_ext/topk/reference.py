@@ -196,9 +196,10 @@ def settle(q, x, found, k, *, metric, exclude, drop_equal, exact, error, fallbac
     return jax.lax.cond(proved, lambda: (scores, ids), fallback)
 
 
-def in_tiles(fn: Callable, rows: int, *arrays: jax.Array | None):
+def in_tiles(fn: Callable, rows: int, first: jax.Array, *others: jax.Array | None):
     """fn over tiles of `rows` leading rows of all arrays (None passes through), one tile after the other."""
-    m = arrays[0].shape[0]
+    arrays = (first, *others)
+    m = first.shape[0]
     if m <= rows:
         return fn(*arrays)
     tiles = -(-m // rows)

@@ -1,7 +1,6 @@
 """Row statistics of a softmax over the vocabulary, without the matrix of probabilities in memory."""
 
 import dataclasses
-import functools
 from typing import Literal
 
 import jax
@@ -78,9 +77,11 @@ class _Spec:
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _stats(spec: _Spec, h, w):
+def _rows(spec: _Spec, h, w) -> tuple[Array, Array, Array, Array]:
     return spec.run("forward", h, w)
+
+
+_stats = jax.custom_vjp(_rows, nondiff_argnums=(0,))
 
 
 def _forward(spec, h, w):

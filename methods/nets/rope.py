@@ -63,11 +63,11 @@ class RopeConfig:
             )
 
 
-def _yarn_ramp(cfg: RopeConfig) -> np.ndarray:
+def _yarn_ramp(cfg: RopeConfig, s0: int) -> np.ndarray:
     """0 for planes that turn fast (kept), 1 for those that turn slowly (interpolated), linear between."""
 
     def plane(turns: float) -> float:
-        return cfg.dim * math.log(cfg.original_length / (turns * 2 * math.pi)) / (2 * math.log(cfg.theta))
+        return cfg.dim * math.log(s0 / (turns * 2 * math.pi)) / (2 * math.log(cfg.theta))
 
     low, high = plane(cfg.beta_fast), plane(cfg.beta_slow)
     if cfg.truncate:
@@ -85,7 +85,8 @@ def frequencies(cfg: RopeConfig, length: int | None = None) -> tuple[Float[Array
     """
     j = np.arange(cfg.dim // 2)
     inv = cfg.theta ** (-2.0 * j / cfg.dim)
-    scale, s0 = 1.0, cfg.original_length
+    scale = 1.0
+    s0 = cfg.original_length or 0  # the kinds that read it have one, as RopeConfig checks
     if cfg.kind == "linear":
         inv = inv / cfg.factor
     elif cfg.kind == "dynamic":
@@ -96,7 +97,7 @@ def frequencies(cfg: RopeConfig, length: int | None = None) -> tuple[Float[Array
         smooth = np.clip((turns - cfg.low) / (cfg.high - cfg.low), 0.0, 1.0)
         inv = (1.0 - smooth) * inv / cfg.factor + smooth * inv
     elif cfg.kind == "yarn":
-        ramp = _yarn_ramp(cfg)
+        ramp = _yarn_ramp(cfg, s0)
         inv = inv / cfg.factor * ramp + inv * (1.0 - ramp)
         scale = 0.1 * math.log(cfg.factor) + 1.0 if cfg.factor > 1.0 else 1.0
     elif cfg.kind == "longrope":

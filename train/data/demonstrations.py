@@ -14,7 +14,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -133,7 +133,7 @@ def join(pairs: Sequence[tuple[np.ndarray, np.ndarray]], name: str = "demonstrat
     """
     if not pairs:
         raise ValueError(f"{name}: at least one trajectory is wanted, got none.")
-    pairs = [tuple(np.asarray(v, np.float32).reshape(len(v), -1) for v in pair) for pair in pairs]
+    pairs = [(_rows(obs), _rows(act)) for obs, act in pairs]
     for i, (obs, act) in enumerate(pairs):
         if not len(obs) == len(act) > 0:
             raise ValueError(f"{name}: trajectory {i} has {len(obs)} observations and {len(act)} actions.")
@@ -148,13 +148,18 @@ def join(pairs: Sequence[tuple[np.ndarray, np.ndarray]], name: str = "demonstrat
     return Trajectories(obs, act, np.cumsum([0, *lengths[:-1]]).astype(np.int32))
 
 
+def _rows(values) -> np.ndarray:
+    return np.asarray(values, np.float32).reshape(len(values), -1)
+
+
 def save_pickle(path: str | Path, trajectories: Trajectories) -> None:
     """Writes DARP's list of dicts."""
     content = [{"observations": obs, "actions": act} for obs, act in trajectories.split()]
     Path(path).write_bytes(pickle.dumps(content, protocol=4))
 
 
-def _open(path: Path):
+def _open(path: Path) -> Any:
+    """An open HDF5 file; whether a member is a group or an array shows only at run time."""
     import h5py  # of the control extra; the pickle layout does without
 
     try:

@@ -91,11 +91,23 @@ def _q6_k(b):
     return (d * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 
 
+def _f32(b):
+    return b.view(np.float32)
+
+
+def _f16(b):
+    return b.view(np.float16).astype(np.float32)
+
+
+def _bf16(b):
+    return (b.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
 # ggml number: (name, weights a block, bytes a block, values of blocks)
-TYPES: dict[int, tuple[str, int, int, Callable[[np.ndarray], np.ndarray] | None]] = {
-    F32: ("F32", 1, 4, None),
-    F16: ("F16", 1, 2, None),
-    BF16: ("BF16", 1, 2, None),
+TYPES: dict[int, tuple[str, int, int, Callable[[np.ndarray], np.ndarray]]] = {
+    F32: ("F32", 1, 4, _f32),
+    F16: ("F16", 1, 2, _f16),
+    BF16: ("BF16", 1, 2, _bf16),
     2: ("Q4_0", 32, 18, _q4_0),
     3: ("Q4_1", 32, 20, _q4_1),
     6: ("Q5_0", 32, 22, _q5_0),
@@ -116,10 +128,4 @@ def row_bytes(kind: int, width: int) -> int:
 def dequantize(raw: np.ndarray, kind: int, shape: tuple[int, ...]) -> np.ndarray:
     """Float32 values of a tensor from its bytes (uint8)."""
     _, _, size, values = TYPES[kind]
-    if kind == F32:
-        return raw.view(np.float32).reshape(shape)
-    if kind == F16:
-        return raw.view(np.float16).astype(np.float32).reshape(shape)
-    if kind == BF16:
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
     return values(raw.reshape(-1, size)).reshape(shape)

@@ -113,7 +113,8 @@ def _block(cfg, p, x, layer, index, shared, kv, state, want):
     q = edited("q", rotate(q, *rope, "half"))
     k = edited("k", rotate(k, *rope, "half"))
     v = edited("v", v)
-    tap("q", q), tap("k", k), tap("v", v)
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        tap(name, value)
 
     mask = Mask(q_mask[0], q_mask[0], q_mask[1], q_mask[1])
     if kv is not None:
@@ -279,7 +280,7 @@ def run(
         row = first if taps.reduce is None else taps.reduce(jnp.int32(start - 1), "resid", first)
         collected["resid"].insert(0, jax.tree.map(lambda a: a[None], row))
     out = {name: jax.tree.map(lambda *a: jnp.concatenate(a), *parts) for name, parts in collected.items()}
-    if cache is not None:
+    if cache is not None and kv is not None:
         cache = cache.replace(k=kv[0], v=kv[1])
     return Out(x, out, cache, state)
 

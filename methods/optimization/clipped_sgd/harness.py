@@ -75,15 +75,24 @@ def direction(method: Method, g: Float[Array, "d"], level: Float[Array, ""], con
     raise ValueError(f"method must be one of {METHODS}, got {method!r}.")
 
 
+def known_minimiser(problem: Problem) -> Float[Array, "d"]:
+    """x* of a problem.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    if problem.minimiser is None:
+        raise ValueError("monitor needs a problem with a known minimiser, got None.")
+    return problem.minimiser
+
+
 def potential(problem: Problem, d: Float[Array, ""], x: Float[Array, "d"]) -> Float[Array, ""]:
     """Phi = d (f(x) - f*) + L |x - x*|^2."""
-    return d * (problem.value(x) - problem.minimum) + problem.smoothness * jnp.sum((x - problem.minimiser) ** 2)
+    return d * (problem.value(x) - problem.minimum) + problem.smoothness * jnp.sum((x - known_minimiser(problem)) ** 2)
 
 
 def start(problem: Problem, x0: Float[Array, "d"], monitor: bool = True) -> Walk:
     """The walk before its first step."""
-    if monitor and problem.minimiser is None:
-        raise ValueError("monitor needs a problem with a known minimiser, got None.")
     zero = jnp.zeros((), x0.dtype)
     phi = potential(problem, zero, x0).astype(x0.dtype) if monitor else zero
     count = jnp.zeros((), jnp.int32)
@@ -112,7 +121,7 @@ def advance(
         smooth = problem.smoothness
         exact = problem.gradient(walk.x)
         theta = used - exact
-        bound = bound - 2 * gamma * smooth * jnp.vdot(walk.x - problem.minimiser, theta)
+        bound = bound - 2 * gamma * smooth * jnp.vdot(walk.x - known_minimiser(problem), theta)
         bound = bound - walk.schedule.d * gamma * jnp.vdot(exact, theta)
         bound = bound + (following.d + 1) * smooth * gamma**2 * jnp.vdot(theta, theta)
         limit = 2 * phi0 * theory.log_term(following.k, schedule.delta, x.dtype)

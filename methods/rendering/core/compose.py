@@ -25,7 +25,8 @@ def compose(
     """
     if axis_name is None:
         out = raster(prims, colours, lists.index, lists.counts, pixels, **options)
-        return tuple(from_tiles(a, grid) for a in out)
+        colour, left, depth = (from_tiles(a, grid) for a in out)
+        return colour, left, depth
     n = jax.lax.axis_size(axis_name)
     share = -(-grid.count // n)
 
@@ -35,4 +36,5 @@ def compose(
 
     out = raster(prims, colours, own(lists.index), own(lists.counts), own(pixels), **options)
     whole = (jax.lax.all_gather(a, axis_name, tiled=True)[: grid.count] for a in out)
-    return tuple(from_tiles(a, grid) for a in whole)
+    colour, left, depth = (from_tiles(a, grid) for a in whole)
+    return colour, left, depth

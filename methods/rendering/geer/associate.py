@@ -6,6 +6,7 @@
 interval straddles 0, over 0 as well, three candidates an edge.
 """
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -79,13 +80,12 @@ def pixel_boxes(boxes: AngleBox, cam: Camera) -> Float[Array, "p 4"]:
         other = 1 - axis
         across = [low[:, other], high[:, other], jnp.clip(0, low[:, other], high[:, other])]
         for end, pick, store in ((low[:, axis], jnp.minimum, lows), (high[:, axis], jnp.maximum, highs)):
-            best = None
+            values = []
             for side in across:
                 rho = jnp.hypot(end, side)
                 tiny = rho < 1e-9
                 scale = fisheye_radius(jnp.arctan(rho), p[4:]) / jnp.where(tiny, 1, rho)
-                value = p[axis] * jnp.where(tiny, 1, scale) * end
-                best = value if best is None else pick(best, value)
-            store.append(best + p[2 + axis])
+                values.append(p[axis] * jnp.where(tiny, 1, scale) * end)
+            store.append(functools.reduce(pick, values) + p[2 + axis])
     ends = [jnp.stack(lows, 1) - 1, jnp.stack(highs, 1) + 1]
     return jnp.where(seen, jnp.concatenate(ends, 1), jnp.nan)

@@ -137,11 +137,11 @@ def loss(
         return value, metrics | ({"span": out["span"]} if "span" in out else {})
 
     views = len(batch["image"])
-    values = []
+    values: list[tuple[Array, dict[str, Array]]] = []
     for i in range(views):
         item = jax.tree.map(lambda a: a[i], batch)  # noqa: B023
         values.append(view(item, None if probe is None else probe[i]))
-    value = sum(v for v, _ in values) / views
+    value = sum((v for v, _ in values[1:]), values[0][0]) / views
     every = jax.tree.map(lambda *a: jnp.stack(a), *[m for _, m in values])
     metrics = {
         "psnr": -10 * jnp.log10(every["mse"].mean()),
@@ -153,7 +153,7 @@ def loss(
     return value, metrics | ({"span": every["span"]} if "span" in every else {})
 
 
-def learning_rates(step: Int[Array, ""], config: Config) -> dict[str, Array]:
+def learning_rates(step: Int[Array, ""], config: Config) -> dict[str, Array | float]:
     """Rate of each group; the position's falls log-linearly, colours above degree 0 get a twentieth."""
     share = jnp.clip(step / config.horizon, 0, 1)
     xyz = config.extent * jnp.exp((1 - share) * jnp.log(config.rate_xyz) + share * jnp.log(config.rate_xyz_end))
@@ -179,7 +179,7 @@ def update(state: State, batch: dict[str, PyTree], config: Config, *, frozen: Py
         by_params, metrics = jax.grad(loss, has_aux=True)(state.params, None, state.alive, batch, step, config)
     direction, opt = ADAM.update(by_params, state.opt)
     rates = learning_rates(step, config)
-    params = {name: value - rates[name] * direction[name] for name, value in state.params.items()}
+    params = jax.tree.map(lambda p, r, d: p - r * d, state.params, rates, direction)
     alive, stats = state.alive, state.stats
     if config.densifier == "mcmc":
         params, alive, opt = jax.lax.cond(

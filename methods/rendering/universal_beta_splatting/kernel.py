@@ -121,14 +121,14 @@ def view_query(
 
 
 def _cholesky(m):
-    """Lower factor of a small symmetric matrix given as rows, with pivots floored."""
-    n = len(m)
-    low = [[None] * n for _ in range(n)]
-    for j in range(n):
-        pivot = m[j][j] - sum((low[j][k] ** 2 for k in range(j)), 0 * m[j][j])
-        low[j][j] = jnp.sqrt(jnp.maximum(pivot, FLOOR))
-        for i in range(j + 1, n):
-            low[i][j] = (m[i][j] - sum((low[i][k] * low[j][k] for k in range(j)), 0 * m[i][j])) / low[j][j]
+    """Rows (up to the diagonal) of the lower factor of a small symmetric matrix given as rows, with pivots floored."""
+    low = []
+    for i in range(len(m)):
+        row = []
+        for j in range(i):
+            row.append((m[i][j] - sum((row[k] * low[j][k] for k in range(j)), 0 * m[i][j])) / low[j][j])
+        pivot = m[i][i] - sum((x**2 for x in row), 0 * m[i][i])
+        low.append([*row, jnp.sqrt(jnp.maximum(pivot, FLOOR))])
     return low
 
 
@@ -143,9 +143,10 @@ def _forward(low, rhs):
 def _backward(low, rhs):
     """Solves low^T y = rhs."""
     n = len(rhs)
-    y = [None] * n
+    y = []  # entries i + 1 to n - 1
     for i in reversed(range(n)):
-        y[i] = (rhs[i] - sum((low[k][i] * y[k] for k in range(i + 1, n)), 0 * rhs[i])) / low[i][i]
+        known = sum((low[k][i] * value for k, value in enumerate(y, i + 1)), 0 * rhs[i])
+        y.insert(0, (rhs[i] - known) / low[i][i])
     return y
 
 

@@ -181,7 +181,7 @@ def loss(
     return value, metrics | {"loss": value, "opacity": opacity, "count": count}
 
 
-def learning_rates(step: Int[Array, ""], config: Config) -> dict[str, Array]:
+def learning_rates(step: Int[Array, ""], config: Config) -> dict[str, Array | float]:
     """Rate of each group; the position's falls log-linearly."""
     share = jnp.clip(step / config.horizon, 0, 1)
     xyz = config.extent * jnp.exp((1 - share) * jnp.log(config.rate_xyz) + share * jnp.log(config.rate_xyz_end))
@@ -218,7 +218,8 @@ def update(state: State, batch: dict[str, PyTree], config: Config, *, frozen: Py
     grads, metrics = jax.grad(loss, has_aux=True)(state.params, state.alive, batch, step, config)
     direction, opt = ADAM.update(grads, state.opt)
     rates = learning_rates(step, config)
-    params = {name: value - rates[name] * direction[name] for name, value in state.params.items()}
+    rates = {name: rates[name] for name in state.params}  # lobes may be absent
+    params = jax.tree.map(lambda p, r, d: p - r * d, state.params, rates, direction)
     params, alive, opt = jax.lax.cond(
         due(step, config.mcmc),
         lambda p, a, o: densify(sub, p, a, o, step, config),
