@@ -12,6 +12,7 @@ losses read lies in one matrix, so that a minibatch is one slice of one gather.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,11 @@ def optimizer(config, multipliers: bool) -> optax.GradientTransformation:
     if not multipliers or config.multiplier_lr is None:
         return flat
     ratio = config.multiplier_lr / config.lr
-    return optax.chain(flat, optax.stateless(lambda u, _: u | {k: ratio * u[k] for k in ("log_alpha", "log_beta")}))
+
+    def rescale(updates: Any, _):
+        return updates | {k: ratio * updates[k] for k in ("log_alpha", "log_beta")}
+
+    return optax.chain(flat, optax.stateless(rescale))
 
 
 def soft_rewards(
@@ -172,7 +177,7 @@ def gradient_step(
 ) -> tuple[dict[str, Params], dict[str, optax.OptState], dict[str, Array]]:
     """A critic step, then an actor step against the new critic; gradients are means over ``axis_name``."""
 
-    def step(name, loss, *args):
+    def step(name, loss, *args) -> tuple[Any, Any, dict[str, Array]]:
         grads, metrics = jax.grad(loss, has_aux=True)(params[name], *args, config, discrete=discrete)
         if axis_name is not None:
             grads, metrics = jax.lax.pmean((grads, metrics), axis_name)

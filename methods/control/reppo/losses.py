@@ -12,6 +12,7 @@ Policy, with the critic held fixed, alpha and beta held fixed inside L_pi:
 """
 
 import math
+from typing import TypeVar
 
 import flax.struct
 import jax
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 Metrics = dict[str, Array]
+T = TypeVar("T")
 
 
 @flax.struct.dataclass
@@ -69,6 +71,13 @@ class ActorNoise:
 
     action: Float[Array, "k n d"]
     kl: Float[Array, "m n d"]
+
+
+def _given(value: T | None, name: str) -> T:
+    """The value, or ValueError where these settings need one and None came."""
+    if value is None:
+        raise ValueError(f"{name} is None, but the losses need it with these settings.")
+    return value
 
 
 def prediction_loss(
@@ -104,7 +113,7 @@ def critic_loss(params: Params, rows: Rows, config: ReppoConfig, *, discrete: bo
         metrics["aux_loss"] = jnp.mean(aux)
         loss = loss + config.aux_weight * aux
     if config.mask_truncated:
-        loss = (1 - rows.trunc) * loss
+        loss = (1 - _given(rows.trunc, "rows.trunc")) * loss
     return jnp.mean(loss), metrics
 
 
@@ -177,12 +186,13 @@ def actor_loss(
     def q_of(action):
         return q_apply(critic, embed_apply(critic, state, action, config), config)[0]
 
-    if discrete:
+    if not isinstance(new, tuple):  # log probabilities of discrete actions
         q = q_apply(critic, embed_apply(critic, state, None, config), config, actions=new.shape[-1])[0]
         objective = jnp.sum(jnp.exp(new) * (alpha * new - q), axis=-1)
         entropy, kl = dist.categorical_entropy(new), dist.categorical_kl(rows.old, new)
     else:
         mean, std = new
+        noise = _given(noise, "noise")
         kl = dist.kl_estimate(noise.kl, *rows.old, mean, std)
         if config.policy == "score_q":
             u = jax.lax.stop_gradient(mean + std * noise.action)

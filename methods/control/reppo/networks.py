@@ -82,6 +82,8 @@ def encoder_init(key: Key[Array, ""], image: tuple[int, int, int], norm: str) ->
 def encoder_apply(params: Params, obs: Float[Array, "*n o"], config: ReppoConfig) -> Float[Array, "*n 512"]:
     """Flat pictures to features; see `encoder_init`."""
     conv = params["conv"]
+    if config.image is None:
+        raise ValueError("image is None, but the encoder needs the height, width and channels of its pictures.")
     pictures = obs.reshape(-1, *config.image)
     x = jax.lax.conv_general_dilated(pictures, conv["w"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     x = jax.nn.relu(layer_normed(conv, x + conv["b"], eps=config.norm_eps))

@@ -134,6 +134,8 @@ def ppo_loss(
         logp = jnp.take_along_axis(log_probs, rows.taken[:, None], axis=1)[:, 0]
         entropy = dist.categorical_entropy(log_probs)
     else:
+        if rows.noise is None:
+            raise ValueError("rows.noise is None, but the entropy of continuous actions is estimated from it.")
         mean, std = _gaussian(out, config)
         logp = _logp(rows.taken, mean, std, config)
         entropy = -_logp(mean + std * rows.noise, mean, std, config)
