@@ -8,13 +8,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 _CACHE = tempfile.TemporaryDirectory(prefix="papyrax-test-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _CACHE.name)  # equal programs of different tests compile once
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 _OUTCOMES: dict[str, str] = {}

@@ -59,7 +59,7 @@ def brute_force(q, k, v, q_pos, k_pos, q_seg, k_seg, *, causal, window=None, sof
 @pytest.mark.parametrize("rule", RULES)
 def test_equals_brute_force_over_every_mask(rule):
     args = inputs()
-    out, lse = op(*args, **rule)
+    out, lse = jax.jit(functools.partial(op, **rule))(*args)
     want_out, want_lse = brute_force(*args, **rule)
     np.testing.assert_allclose(out, want_out, atol=3e-6)
     np.testing.assert_allclose(lse, want_lse, rtol=1e-6, atol=3e-6)
@@ -69,15 +69,19 @@ def test_equals_brute_force_over_every_mask(rule):
 def test_blocks_of_queries_change_nothing():
     from papyrax.jaxlib_ext.attention import reference
 
-    args = inputs(t=21)
     rule = {"causal": True, "window": None, "softcap": None, "scale": 0.25}
-    whole = reference.attention_forward(*args, **rule)
-    blocks = reference.attention_forward(*args, **rule, block_t=8)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), blocks, whole)
-    cotangent = (jnp.cos(whole[0]), jnp.sin(jnp.clip(whole[1], -9, 9)))
-    one = reference.attention_backward(*args, *whole, *cotangent, **rule)
-    several = reference.attention_backward(*args, *whole, *cotangent, **rule, block_t=8)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), several, one)
+
+    @jax.jit
+    def passes(args):
+        results = []
+        for options in ({}, {"block_t": 8}):
+            out, lse = reference.attention_forward(*args, **rule, **options)
+            cotangent = (jnp.cos(out), jnp.sin(jnp.clip(lse, -9, 9)))
+            results.append((out, lse, *reference.attention_backward(*args, out, lse, *cotangent, **rule, **options)))
+        return results
+
+    whole, blocks = passes(inputs(t=21))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-6), blocks, whole)
 
 
 def test_kernels_equal_the_reference():
@@ -100,15 +104,19 @@ def test_merged_parts_equal_the_whole_with_gradients():
         )
         return merge(jnp.stack(outs), cut(jnp.stack(lses)))
 
-    def loss(f):
-        return lambda *a: jnp.sum(jnp.sin(f(*a)[0])) + jnp.sum(jnp.where(f(*a)[1] > -1e29, f(*a)[1], 0.0))
+    def passes(f):
+        def loss(*a):
+            out, lse = f(*a)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(lse > -1e29, lse, 0.0)), (out, lse)
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=3e-6), parts(q, k, v), whole(q, k, v))
-    want = jax.jit(jax.grad(loss(whole), (0, 1, 2)))(q, k, v)
-    got = jax.jit(jax.grad(loss(parts), (0, 1, 2)))(q, k, v)
+        return jax.grad(loss, (0, 1, 2), has_aux=True)
+
+    stopped = functools.partial(parts, cut=jax.lax.stop_gradient)
+    every = jax.jit(lambda *a: [passes(f)(*a) for f in (whole, parts, stopped)])
+    (want, values), (got, merged), (trap, _) = every(q, k, v)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=3e-6), merged, values)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
     # The trap: a log-sum-exp whose gradient is stopped still gives the right values, and wrong gradients of q and k.
-    trap = jax.jit(jax.grad(loss(functools.partial(parts, cut=jax.lax.stop_gradient)), (0, 1, 2)))(q, k, v)
     assert max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(trap[:2], want[:2])) > 1e-2
 
 

@@ -91,7 +91,7 @@ def test_float32_stays_within_1e_5_of_float64():
     for weight in ("beta2d", "gauss_ray"):
         with jax.enable_x64():
             exact = jax.jit(lambda *a: brute(weight, *a, 0.0, 0.99))(*case(weight, dtype=jnp.float64))  # noqa: B023
-        ours = raster(*case(weight), weight=weight, alpha_max=0.99)
+        ours = jax.jit(lambda *a: raster(*a, weight=weight, alpha_max=0.99))(*case(weight))  # noqa: B023
         for a, b in zip(ours, exact):
             np.testing.assert_allclose(a, b, atol=2e-5)
 

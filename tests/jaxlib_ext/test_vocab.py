@@ -22,7 +22,7 @@ def plain(h, w, temperature=1.0, softcap=None):
 def test_statistics(options):
     z = plain(H, W, **options)
     p = jax.nn.softmax(z)
-    stats = vocab_stats(H, W, pick=PICK, **options)
+    stats = jax.jit(lambda h, w: vocab_stats(h, w, pick=PICK, **options))(H, W)
     np.testing.assert_allclose(stats.max, z.max(1), rtol=1e-5)
     np.testing.assert_array_equal(stats.argmax, z.argmax(1))
     np.testing.assert_allclose(stats.lse, jax.nn.logsumexp(z, 1), rtol=1e-5)
@@ -36,10 +36,21 @@ def test_cross_entropy_and_its_gradient():
     def want(h, w):
         return -jnp.take_along_axis(jax.nn.log_softmax(h @ w.T), target[:, None], 1)[:, 0]
 
-    np.testing.assert_allclose(cross_entropy(H, W, target), want(H, W), rtol=1e-5)
-    np.testing.assert_allclose(cross_entropy(H @ W.T, None, target), want(H, W), rtol=1e-5)
-    ours = jax.grad(lambda h, w: jnp.sum(jnp.sin(cross_entropy(h, w, target))), (0, 1))(H, W)
-    theirs = jax.grad(lambda h, w: jnp.sum(jnp.sin(want(h, w))), (0, 1))(H, W)
+    def passes(f):
+        def loss(h, w):
+            value = f(h, w)
+            return jnp.sum(jnp.sin(value)), value
+
+        return jax.grad(loss, (0, 1), has_aux=True)
+
+    @jax.jit
+    def every(h, w):
+        given = cross_entropy(h @ w.T, None, target)
+        return passes(lambda h, w: cross_entropy(h, w, target))(h, w), passes(want)(h, w), given
+
+    (ours, value), (theirs, wanted), given = every(H, W)
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(given, wanted, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, theirs)
 
 
@@ -50,9 +61,10 @@ def test_divergences():
     m = (pa + pb) / 2
     want = {"kl": kl(pa, pb), "jsd": (kl(pa, m) + kl(pb, m)) / 2, "jsd_swapped": (kl(m, pa) + kl(m, pb)) / 2}
     want["tv"] = jnp.sum(jnp.abs(pa - pb), 1) / 2
+    got = jax.jit(lambda a, b, w: {kind: divergence(a, b, w, kind=kind) for kind in want})(H, other, W)
     for kind, value in want.items():
-        np.testing.assert_allclose(divergence(H, other, W, kind=kind), value, rtol=1e-4, atol=1e-5)
-    assert float(jnp.max(divergence(H, other, W, kind="jsd"))) <= np.log(2) + 1e-6
+        np.testing.assert_allclose(got[kind], value, rtol=1e-4, atol=1e-5)
+    assert float(jnp.max(got["jsd"])) <= np.log(2) + 1e-6
     with pytest.raises(ValueError, match="must be one of"):
         divergence(H, other, W, kind="js")
 
@@ -61,7 +73,7 @@ def test_blocks_of_rows_change_nothing():
     def rows(h, pick):
         return reference.stats_rows(reference.logits(h, W), pick)
 
-    whole, blocks = reference.block_rows(rows, (H, PICK), 99), reference.block_rows(rows, (H, PICK), 3)
+    whole, blocks = jax.jit(lambda h, p: [reference.block_rows(rows, (h, p), size) for size in (99, 3)])(H, PICK)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), blocks, whole)
 
 
@@ -88,7 +100,7 @@ def test_blocked_backward_equals_differentiation(monkeypatch):
         s = vocab_stats(h, w, pick=PICK, softcap=5.0, implementation=implementation)
         return jnp.sum(jnp.sin(s.lse) + jnp.cos(s.entropy) + s.max**2 + jnp.sum(s.picked**3, 1))
 
-    want = jax.grad(loss, (0, 1))(H, W, "reference")
+    want = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)(H, W, "reference")
     monkeypatch.setattr(vocab, "BLOCK", 3)
-    got = jax.grad(loss, (0, 1))(H, W, "auto")
+    got = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)(H, W, "auto")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)

@@ -37,7 +37,7 @@ def main(out: str) -> None:
     rows, whole = PartitionSpec("fsdp"), PartitionSpec()
     result = {"devices": np.asarray(len(jax.devices()))}
     for name, (params, draw) in scenes.items():
-        target = jnp.asarray(rng.uniform(size=draw(params, alive, None).shape), jnp.float32)
+        target = jnp.asarray(rng.uniform(size=jax.eval_shape(draw, params, alive, None).shape), jnp.float32)
 
         def one(params, alive, draw=draw, target=target):
             return ((draw(params, alive, None) - target) ** 2).mean()
