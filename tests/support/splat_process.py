@@ -21,6 +21,8 @@ def main(out: str) -> None:
     colors, spacing = jnp.asarray(rng.uniform(size=(64, 3)), jnp.float32), jnp.full(64, 0.3)
     beta, alive = ubs_learn.init_params(jax.random.key(0), xyz, colors, spacing, 6, 64, init_query="wide")
     gauss, _ = geer_learn.init_params(xyz, colors, spacing, 64, 1)
+    # Gaussians start as spheres, whose rotation has no gradient.
+    gauss["log_scale"] = gauss["log_scale"] + jnp.asarray(0.3 * rng.normal(size=(64, 3)), jnp.float32)
     pinhole = make_camera("pinhole", (40, 36), jnp.asarray([36.0, 36, 20, 18]))
     beap = beap_camera((1.2, 1.0), 0.03)
     ubs_cfg = ubs_render.RenderConfig(tile=8, cap=64, pairs=4000)
