@@ -16,7 +16,7 @@ def start(module: str, *arguments: object, devices: int = 1, **environment: str)
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
         **environment,
     }
     command = [sys.executable, "-m", module, *map(str, arguments)]
