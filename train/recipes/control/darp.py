@@ -447,7 +447,7 @@ def run(config: Config, run: Run) -> Report:
             mean["DARP"],
             mean["BC"],
             paper[0],
-            spread=float(np.std([t.last.mean() for t in ours])),
+            spread=float(np.std([t.last.mean() for t in ours])) if len(ours) > 1 else None,
             target="> baseline",
             met=mean["DARP"] > mean["BC"],
         ),
