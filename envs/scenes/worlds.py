@@ -65,7 +65,7 @@ def specular() -> World:
 
 
 def dynamic(time: float) -> World:
-    """Two spheres on circles, one that blinks (it is small for half of the time), three still ones, on a checker."""
+    """A sphere on a circle, one that rises and sinks, one that blinks (small for half of the time), three still ones."""
     kinds = [PLANE] + [ELLIPSOID] * 6
     turn = 2 * math.pi * time
     centres = [[0, 0.45, 0], [0.8 * math.cos(turn), 0.1, 0.8 * math.sin(turn)], [0, -0.45 + 0.35 * math.sin(turn), 0]]

@@ -43,7 +43,7 @@ def test_gloss_depends_on_the_view_and_matte_does_not():
 
 
 def test_dynamic_scene_moves_only_what_is_labelled():
-    a, b = worlds.dynamic(0.1), worlds.dynamic(0.4)
+    a, b = worlds.dynamic(0.1), worlds.dynamic(0.3)
     moved = (np.asarray(a.bodies.pose) != np.asarray(b.bodies.pose)).any((1, 2)) | (
         np.asarray(a.bodies.size) != np.asarray(b.bodies.size)
     ).any(1)
