@@ -12,7 +12,9 @@ import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # tests compile much and run little: a third of the time
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0"
+)  # tests compile much and run little: a third of the time
 _CACHE = tempfile.TemporaryDirectory(prefix="papyrax-test-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _CACHE.name)  # equal programs of different tests compile once
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
