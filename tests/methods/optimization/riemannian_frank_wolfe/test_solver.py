@@ -70,7 +70,8 @@ def test_headline_on_the_sphere():
     assert 1e-6 < h["open"][160] < 1e-2
     x, infos = runs["short"]
     assert np.all(np.diff(infos.f) <= 1e-15)
-    assert np.arccos(x @ np.asarray(centre)) == pytest.approx(0.9, abs=1e-7)
+    # a gap of some 1e-12 is an angle of its square root, some 1e-6
+    assert np.arccos(x @ np.asarray(centre)) == pytest.approx(0.9, abs=1e-6)
     assert infos.grad_norm.min() > 0.02
     assert np.all(infos.gap >= h["short"] - 1e-14)
 
