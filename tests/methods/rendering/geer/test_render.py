@@ -193,7 +193,7 @@ def test_training_lowers_the_loss_with_either_densifier():
         for _ in range(40):
             state, metrics = step(state, batch, config)
             losses.append(float(metrics["loss"]))
-        assert losses[-1] < 0.5 * losses[0] and np.isfinite(losses).all(), densifier
+        assert losses[-1] < 0.6 * losses[0] and np.isfinite(losses).all(), densifier
         assert state.alive.sum() > 30 and metrics["overflow"] == 0
         assert all(np.ndim(v) == 0 for v in metrics.values())
 
