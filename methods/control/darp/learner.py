@@ -103,8 +103,7 @@ def update_seeds(
     """`update` for a leading axis of seeds, metrics one a seed.
 
     Seeds run one after another inside one program. `jax.vmap(update)` gives the same numbers, and is what accelerators
-    want; on a CPU its five times larger activations leave the cache: 5 seeds of the Hopper row took 183 ms of one core a
-    step under vmap, 105 ms this way, where a single seed takes 21 ms.
+    want; on a CPU its several times larger activations leave the cache.
     """
     return jax.lax.map(lambda one: update(*one, cfg, frozen=frozen), (states, batches))
 
