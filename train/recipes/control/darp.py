@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,15 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from papyrax.envs.gymnasium_host import Episodes, host_rollout
-from papyrax.methods.control.darp import bc, divergence, learner, policy, replay, retrieval
+from papyrax.methods.control.darp import bc, learner, replay, retrieval
 from papyrax.methods.control.darp.config import BC_TASKS, TASKS, BCConfig
 from papyrax.methods.control.darp.config import Config as DarpConfig
-from papyrax.methods.control.darp.demos import Demos, Scalers, fit_scalers, make_demos
-from papyrax.train import figures
+from papyrax.methods.control.darp.demos import Demos, Scalers, make_demos
 from papyrax.train.compile import Target
 from papyrax.train.data import demonstrations
-from papyrax.train.recipes.control import darp_extra
+from papyrax.train.recipes.control import darp_drift, darp_extra, darp_figures
+from papyrax.train.recipes.control.darp_arena import (
+    FILES,
+    Arena,
+    Policy,
+    Trained,
+    bc_policy,
+    best,
+    darp_policy,
+    replayed,
+)
 from papyrax.train.report import Number, Report, Table
 from papyrax.train.run import Run
 
@@ -39,14 +46,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "ordered": {"aggregator": "ordered"},
 }
 """What each ablation changes in the policy."""
-
-FILES = {
-    "hopper": ("hopper-expert-v2_1.pkl", "Hopper-v4"),
-    "walker": ("walker2d-expert-v2_1.pkl", "Walker2d-v4"),
-    "halfcheetah": ("halfcheetah-expert-v2_2.pkl", "HalfCheetah-v4"),
-    "ant": ("ant-expert-v2-clean_2.pkl", "Ant-v4"),
-}
-"""Demonstrations and the world of each task."""
 
 PAPER = {
     "hopper": (3545.6, 2313.7),
@@ -130,113 +129,7 @@ def check(config: Config) -> None:
             raise ValueError(f"ablations holds {name!r}, wanted names of {', '.join(ABLATIONS)}")
 
 
-_act = jax.jit(policy.act_ready, static_argnames="cfg")
-_bc_act = jax.jit(bc.act)
 _ensemble_act = jax.jit(bc.act_ensemble)
-Policy = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-
-
-def darp_policy(params: Any, memory: learner.Memory, cfg: DarpConfig) -> Policy:
-    """The trained policy as `host_rollout` calls it."""
-    ready = policy.prepare(params, memory.demos, memory.scalers, cfg)
-    key = jax.random.key(0)
-    return lambda hist, valid, step: np.asarray(_act(ready, hist, valid, jax.random.fold_in(key, step), cfg=cfg))
-
-
-def bc_policy(params: Any, scalers: Scalers) -> Policy:
-    """A clone as `host_rollout` calls it."""
-    return lambda hist, valid, step: np.asarray(_bc_act(params, scalers, hist[:, -1]))
-
-
-def _replayed(fn: Callable[..., Any], demos: Demos, cfg: DarpConfig) -> Policy:
-    scalers = fit_scalers(demos)
-    call = jax.jit(lambda hist, valid: fn(demos, scalers, hist, valid, cfg))
-    return lambda hist, valid, step: np.asarray(call(hist, valid))
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A training seed: returns of its last weights and of its selected checkpoint, both on the scored seeds, and how it was selected."""
-
-    last: np.ndarray
-    selected: np.ndarray
-    selection: float
-    epoch: int
-    curve: np.ndarray
-    loss: float
-    params: Any
-
-
-class Arena:
-    """Closed-loop episodes of one task, kept in the run folder."""
-
-    def __init__(self, run: Run, config: Config):
-        self._run, self._config, self.env = run, config, FILES[config.task][1]
-
-    def returns(self, name: str, act: Policy, seeds: range, history: int) -> np.ndarray:
-        """Return of each seed's episode."""
-
-        def roll():
-            episodes = host_rollout(self.env, act, seeds, max_steps=self._config.max_steps, history=history)
-            return episodes.returns
-
-        return np.asarray(self._run.once(f"returns/{name}", roll))
-
-    def score(self, name: str, act: Policy, history: int) -> np.ndarray:
-        """On the scored seeds 0…."""
-        return self.returns(f"{name}/score", act, range(self._config.rollouts), history)
-
-    def train(
-        self,
-        name: str,
-        update: Any,
-        state: Any,
-        cfg: DarpConfig | BCConfig,
-        memory: Any,
-        seed: int,
-        act_of: Callable[[Any], Policy],
-        history: int,
-    ) -> Trained:
-        """One training seed of one method: its epochs, its checkpoints rolled out, its last and its selected weights scored."""
-        n = memory.demos.obs.shape[0]
-        per_epoch = learner.epoch_steps(n, cfg.batch)
-        steps = cfg.epochs * per_epoch
-        every = max(1, -(-cfg.epochs // self._config.selections)) * per_epoch
-
-        def evaluate(state):
-            step = int(state.step)
-            act = act_of(state.params)
-            if step >= steps:
-                self.score(f"{name}/last", act, history)
-            chosen = self.returns(f"{name}/{step}", act, range(1000, 1000 + self._config.selection_rollouts), history)
-            return {"return": chosen.mean()}
-
-        fit = self._run.fit(
-            update,
-            state,
-            lambda step: learner.batch_rows(seed, step, n, cfg.batch),
-            name=name,
-            steps=steps,
-            config=cfg,
-            frozen=memory,
-            evaluate=evaluate,
-            eval_every=every,
-            select="best:return",
-            scan=per_epoch,
-            log_every=per_epoch,
-            show="loss",
-        )
-        last = np.asarray(self._run.once(f"returns/{name}/last/score", lambda: np.zeros(0)))
-        selected = self.score(f"{name}/selected", act_of(fit.state.params), history)
-        return Trained(
-            last,
-            selected,
-            float(fit.evals["return"].max()),
-            fit.best_step // per_epoch,
-            fit.evals["return"],
-            float(fit.metrics["loss"][-5:].mean()),
-            fit.state.params,
-        )
 
 
 def _darp(
@@ -296,13 +189,9 @@ def held_out_smoothing(run: Run, demos: Demos, cfg: BCConfig, weights: tuple[flo
     return weights[int(np.argmin(errors))]
 
 
-def _best(arms: list[Trained]) -> Trained:
-    return max(arms, key=lambda t: t.selection)
-
-
 def _row(name: str, arms: list[Trained]) -> list[Any]:
     last = np.asarray([t.last.mean() for t in arms])
-    chosen = _best(arms)
+    chosen = best(arms)
     return [
         name,
         len(arms),
@@ -330,57 +219,6 @@ def _fixed(name: str, returns: np.ndarray) -> list[Any]:
     ]
 
 
-def drift(
-    run: Run, arena: Arena, clone: Trained, bc_scalers: Scalers, memory: learner.Memory, cfg: DarpConfig, config: Config
-) -> dict[str, Any]:
-    """Log densities of states and of differences along the clone's episodes, and how often, where it first fails, the state is out while the
-    differences are in. An episode fails at the step that ends it before the time limit; its first failing step is the earliest of the
-    last stretch of steps whose state is out."""
-
-    def measure():
-        episodes: Episodes = host_rollout(
-            arena.env,
-            bc_policy(clone.params, bc_scalers),
-            range(config.rollouts),
-            max_steps=config.max_steps,
-            record=True,
-        )
-        assert episodes.obs is not None
-        space = jax.jit(
-            lambda hist, valid: retrieval.retrieve(
-                memory.demos, memory.scalers, hist, valid, **retrieval.search_of(cfg)
-            )
-        )
-        longest = int(episodes.lengths.max())
-        rows, curve = [], None
-        for i in range(config.rollouts):
-            length = int(episodes.lengths[i])
-            seen = np.nan_to_num(episodes.obs[i, :length])
-            padded = np.zeros((longest, cfg.lookback, seen.shape[1]), np.float32)
-            for t in range(length):
-                part = seen[max(0, t - cfg.lookback + 1) : t + 1]
-                padded[t, cfg.lookback - len(part) :] = part
-            valid = np.minimum(np.arange(longest) + 1, cfg.lookback).astype(np.int32)
-            idx = np.asarray(space(padded, valid))[:length]
-            found = divergence.divergence(memory.demos, memory.scalers, memory.cache, seen, idx)
-            out = np.asarray(found.state_out)
-            failed = bool(episodes.terminated[i]) and length < config.max_steps
-            if failed and out.any():
-                stretch = np.flatnonzero(~out)
-                first = int(stretch[-1] + 1) if stretch.size and stretch[-1] + 1 < length else int(np.argmax(out))
-                rows.append([i, length, first, bool(out[first]), bool(np.asarray(found.difference_in)[first])])
-            elif failed:
-                rows.append([i, length, length - 1, False, bool(np.asarray(found.difference_in)[-1])])
-            if curve is None and failed:
-                curve = {
-                    k: np.asarray(getattr(found, k))
-                    for k in ("state", "difference", "state_threshold", "difference_threshold")
-                }
-        return {"rows": rows, "curve": curve or {}}
-
-    return run.once("drift", measure)
-
-
 def run(config: Config, run: Run) -> Report:
     """Trains and rolls out every method, then compares."""
     file, env = FILES[config.task]
@@ -401,12 +239,12 @@ def run(config: Config, run: Run) -> Report:
         methods[f"MRIL, lambda {weight:g}"], _ = _bc(run, arena, "mril", demos, setting, config.bc_seeds)
 
     fixed = {
-        "retrieve and play": arena.score("replay", _replayed(replay.retrieve_and_play, demos, config.darp), 1),
+        "retrieve and play": arena.score("replay", replayed(replay.retrieve_and_play, demos, config.darp), 1),
         "nearest sequence": arena.score(
-            "sequence", _replayed(replay.nearest_sequence, demos, config.darp), config.darp.lookback
+            "sequence", replayed(replay.nearest_sequence, demos, config.darp), config.darp.lookback
         ),
         "locally weighted regression": arena.score(
-            "lwr", _replayed(replay.lwr, demos, config.darp), config.darp.lookback
+            "lwr", replayed(replay.lwr, demos, config.darp), config.darp.lookback
         ),
     }
     if config.ensemble:
@@ -437,7 +275,7 @@ def run(config: Config, run: Run) -> Report:
         )
     ]
     mean = {name: float(np.mean([t.last.mean() for t in arms])) for name, arms in methods.items()}
-    selected = {name: float(_best(arms).selected.mean()) for name, arms in methods.items()}
+    selected = {name: float(best(arms).selected.mean()) for name, arms in methods.items()}
     full = config.task == "hopper" and not config.rows
     many = full and config.darp_seeds >= 5
     paper = PAPER[config.task]
@@ -480,9 +318,9 @@ def run(config: Config, run: Run) -> Report:
             )
         )
 
-    best_clone = _best(clones)
+    best_clone = best(clones)
     weakest = min(clones, key=lambda t: t.last.mean())
-    drifted = drift(run, arena, weakest, bc_memory.scalers, memory, config.darp, config)
+    drifted = darp_drift.drift(run, arena, weakest, bc_memory.scalers, memory, config.darp, config)
     if drifted["rows"]:
         hits = [bool(r[3]) and bool(r[4]) for r in drifted["rows"]]
         numbers.append(
@@ -500,8 +338,8 @@ def run(config: Config, run: Run) -> Report:
                 drifted["rows"],
             )
         )
-    _figures(run, methods, fixed, drifted, env)
-    _film(run, arena, ours, memory, config)
+    darp_figures.draw(run, methods, fixed, drifted, env)
+    darp_figures.film(run, arena, ours, memory, config)
     notes = [
         f"Selected clone: epoch {best_clone.epoch}. Low training loss does not mean high return: see both columns."
     ]
@@ -559,70 +397,6 @@ def _ensemble(run: Run, demos: Demos, config: Config) -> Policy:
         log_every=per_epoch,
     )
     return lambda hist, valid, step: np.asarray(_ensemble_act(fit.state.params, memory.scalers, hist[:, -1]))
-
-
-def _figures(
-    run: Run, methods: dict[str, list[Trained]], fixed: dict[str, np.ndarray], drifted: dict[str, Any], env: str
-) -> None:
-    length = {name: min(len(t.curve) for t in arms) for name, arms in methods.items()}
-    run.figure(
-        figures.curves(
-            {name: np.linspace(1 / length[name], 1, length[name]) for name in methods},
-            {name: np.stack([t.curve[: length[name]] for t in arms]) for name, arms in methods.items()},
-            xlabel="share of the training",
-            ylabel="return on the selection rollouts",
-            title=env,
-            band="range",
-        ),
-        "learning",
-        "Return along training",
-        "Mean over training seeds; the band spans them.",
-    )
-    names = [*methods, *fixed]
-    chosen = [_best(arms).selected for arms in methods.values()] + list(fixed.values())
-    run.figure(
-        figures.bars(
-            names,
-            {"return": [float(r.mean()) for r in chosen]},
-            errors={"return": [float(1.96 * r.std() / np.sqrt(len(r))) for r in chosen]},
-            ylabel=f"return on {env}",
-            title="Selected policy of each method",
-        ),
-        "methods",
-        "Methods",
-        "Bars: 95 % interval over rollouts.",
-    )
-    if drifted["curve"]:
-        with figures.style():
-            from matplotlib.figure import Figure
-
-            figure = Figure(figsize=(8, 3), layout="constrained")
-            for ax, name in zip(figure.subplots(1, 2), ("state", "difference")):
-                ax.plot(drifted["curve"][name], linewidth=1)
-                ax.axhline(float(drifted["curve"][f"{name}_threshold"]), color="#555555", linestyle="--", linewidth=1)
-                ax.set(title=f"log density of the {name}", xlabel="step")
-        run.figure(
-            figure, "drift", "A failing episode of the clone", "Dashed: the first percentile of the expert's own rows."
-        )
-
-
-def _film(run: Run, arena: Arena, arms: list[Trained], memory: learner.Memory, config: Config) -> None:
-    params = _best(arms).params
-
-    def roll():
-        episodes = host_rollout(
-            arena.env,
-            darp_policy(params, memory, config.darp),
-            range(1),
-            max_steps=min(300, config.max_steps),
-            history=config.darp.lookback,
-            film_every=4,
-        )
-        return episodes.frames
-
-    run.film(
-        np.asarray(run.once("film", roll)), "film", "The selected policy", "Rollout seed 0, every fourth step.", fps=20
-    )
 
 
 def mesh_shape(config: Config, devices: int) -> dict[str, int]:
