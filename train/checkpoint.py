@@ -44,11 +44,15 @@ class Checkpoints:
             raise RunFolderError(f"{self.folder} can't be written: {error.strerror or error}") from error
 
     def save(self, step: int, state: PyTree, record: dict[str, Any]) -> None:
-        """Starts writing a checkpoint and returns; the previous one is finished and summed first. Raises RunFolderError."""
+        """Starts writing a checkpoint and returns; the previous one is finished and summed first. One of the same step, left by a process that
+        was killed and has been rewound since, is replaced. Raises RunFolderError."""
         self.wait()
         if jax.default_backend() == "cpu":
             state = jax.tree.map(jnp.copy, state)  # a host array may alias the buffer that the next step overwrites
         try:
+            if step in self._manager.all_steps():
+                self._manager.delete(step)
+                self._sums(step).unlink(missing_ok=True)
             self._manager.save(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)),

@@ -42,7 +42,7 @@ class Fit:
     metrics: dict[str, np.ndarray]
     evals: dict[str, np.ndarray]
     seconds: float
-    """Wall time of this process in the loop, compilation left out."""
+    """Wall time in the loop over all processes of the run, up to their last checkpoints, compilation left out."""
     compile_seconds: float
     resumed_from: int | None
     best_step: int
@@ -186,20 +186,20 @@ def fit(
     folder = run.dir / "checkpoints" / name.replace("/", "__")
     last = Checkpoints(folder / "last", keep=keep, say=run.say)
     best = Checkpoints(folder / "best", keep=1, say=run.say) if selection.metric else None
-    step, resumed_from = 0, None
+    step, resumed_from, spent = 0, None, 0.0
     position = None
     try:
         found = last.restore(state)
         if found is not None:
             step, state, record = found
             resumed_from = step
-            position = record["position"]
+            position, spent = record["position"], record.get("seconds", 0.0)
             selection.restore(record["selection"])
             history.rewind(record["history"])
         else:
             history.rewind(None)
         if step >= steps or (found is not None and found[2]["over"]):
-            return _finish(run, name, state, history, selection, best, step, 0.0, 0.0, resumed_from)
+            return _finish(run, name, state, history, selection, best, step, spent, 0.0, resumed_from)
         if resumed_from is not None:
             run.say(f"{name}: going on from step {step} of {steps}")
 
@@ -227,7 +227,13 @@ def fit(
         last.save(
             step,
             state,
-            {"position": source.position(), "history": history.mark(), "selection": selection.record(), "over": over},
+            {
+                "position": source.position(),
+                "history": history.mark(),
+                "selection": selection.record(),
+                "over": over,
+                "seconds": spent + time.perf_counter() - started,
+            },
         )
 
     pending: list[tuple[int, Any]] = []  # (step after the call, metrics on the device)
@@ -301,7 +307,7 @@ def fit(
                     last.wait()
                     raise Interrupted(signal, f"{name} stopped at step {step} of {steps}")
             flush(0)
-        seconds = time.perf_counter() - started
+        seconds = spent + time.perf_counter() - started
         return _finish(run, name, state, history, selection, best, step, seconds, compile_seconds, resumed_from)
     except OSError as error:
         raise RunFolderError(f"{run.dir} can't be written: {error.strerror or error}") from error

@@ -72,6 +72,21 @@ class StopAt:
         return batch(step)
 
 
+def test_a_best_checkpoint_of_an_abandoned_future_is_replaced(tmp_path, plain):
+    """A killed process may have kept a best state beyond the checkpoint that the next one goes on from."""
+
+    def stop(state):
+        if int(state.step) == 30:
+            raise KeyboardInterrupt
+        return {"e": state.step}
+
+    options = {"eval_every": 10, "select": "best:e", "checkpoint_every": 100}
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, evaluate=stop, **options)
+    fit = train(tmp_path, evaluate=lambda s: {"e": s.step}, **options)
+    assert fit.resumed_from is None and fit.best_step == 60 and same(fit, plain)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_the_run_goes_on_to_the_same_numbers(plain, tmp_path, number):
     with pytest.raises(Interrupted) as stopped:
@@ -86,6 +101,7 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_same_numbers(plain, tmp_path,
 def test_a_finished_fit_is_read_back(plain, tmp_path):
     train(tmp_path)
     again = train(tmp_path, batches=lambda step: pytest.fail("a finished fit took a batch"))
+    assert again.seconds > 0
     assert same(again, plain)
     np.testing.assert_array_equal(again.metrics["loss"], plain.metrics["loss"])
 
