@@ -251,6 +251,7 @@ def _run(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentPar
     row, recipe, config = chosen
     from papyrax.train import recipe as recipes
     from papyrax.train import report
+    from papyrax.train.data.catalogue import cache_root, need
     from papyrax.train.proofs import results_folder
     from papyrax.train.run import Run, default_folder
     from papyrax.train.sharding import make_mesh
@@ -266,9 +267,8 @@ def _run(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentPar
         first, count = args.profile.split(",")
         profile = (int(first), int(count))
     for name in getattr(recipe, "DATA", ()):
-        from papyrax.train.data.catalogue import need
-
         need(name)
+    platform.keep_compiled(cache_root())
     folder = args.run_dir or default_folder(Path("runs"), row.name)
     _LAST_RUN_DIR.append(str(folder))
     with Run(

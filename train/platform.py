@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import hashlib
 import os
+import platform
+from pathlib import Path
 
 from papyrax.train.errors import UserError
 
@@ -32,6 +36,40 @@ def split_cpu(count: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if count > 1 and os.environ.get("JAX_PLATFORMS") == "cpu" and "host_platform_device_count" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}".strip()
+
+
+def keep_compiled(root: Path, limit: int = 2 * 2**30) -> None:
+    """Keeps compiled programs below `root`, in a folder for this kind of processor, so that equal programs of one run, and those of a run that
+    goes on, compile once. Beyond `limit` bytes the oldest go.
+
+    Does nothing when JAX's own settings name a place already, or when the folder can't be written.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir:
+        return
+    known = Path("/proc/cpuinfo")
+    flags = (
+        next((line for line in known.read_text().splitlines() if line.startswith("flags")), "")
+        if known.is_file()
+        else ""
+    )
+    kind = hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:12]
+    folder = root / "compiled" / kind
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in folder.iterdir())
+    except OSError:
+        return
+    held = sum(size for _, size, _ in files)
+    for _, size, file in files:
+        if held <= limit:
+            break
+        with contextlib.suppress(OSError):
+            file.unlink()
+        held -= size
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def join_processes() -> None:

@@ -43,7 +43,8 @@ __all__ = [
 def optimizer(config, multipliers: bool) -> optax.GradientTransformation:
     """NaN gradients to 0 and infinite ones to ±1, global norm clip, Adam; multipliers at their own rate.
 
-    It works on one flat vector: leaf by leaf, its many small programs are a third of those of a minibatch on a CPU.
+    It works on one flat vector: leaf by leaf, its many small programs are a third of those of a minibatch on a CPU. The learning rate is part
+    of the optimiser's state, so that runs which differ in it alone share one compiled program.
     """
     flat = optax.flatten(
         optax.chain(
@@ -52,7 +53,7 @@ def optimizer(config, multipliers: bool) -> optax.GradientTransformation:
             ),
             optax.clip_by_global_norm(config.max_grad_norm),
             optax.scale_by_adam(),
-            optax.scale_by_learning_rate(config.lr),
+            optax.inject_hyperparams(optax.scale_by_learning_rate)(learning_rate=config.lr),
         )
     )
     if not multipliers or config.multiplier_lr is None:

@@ -79,7 +79,7 @@ class Config:
     seed: int = 0
     env: str = "pendulums:4"
     """A name that papyrax.envs.physics.make takes: pendulums:K, double_integrator, cartpole_swingup, brax:…, playground:…, gymnax:…."""
-    seeds: int = 4
+    seeds: int = 3
     env_steps: int = 589_824
     """Environment steps of REPPO and of PPO, each."""
     ablations: tuple[str, ...] = ("no_kl",)
@@ -219,7 +219,7 @@ def _train(run: Run, name: str, module: Any, config: Any, world: Any, settings: 
     iterations = max(1, env_steps // per_iteration)
     every = max(1, max(env_steps, settings.env_steps) // per_iteration // settings.evaluations)
     keys = jax.random.split(jax.random.fold_in(run.key, 0), settings.seeds)
-    state = jax.jit(jax.vmap(lambda key: module.init(key, config, world)))(keys)
+    state = spread.start(module, config, world, run.mesh, keys)
     starts = jax.random.split(jax.random.fold_in(run.key, 1), settings.seeds)
 
     play = jax.jit(spread.evaluator(module, config, run.mesh, state, settings.seeds, settings.eval_episodes))

@@ -19,8 +19,11 @@ from papyrax.train.loop import Shard
 
 
 def cpu_devices(seeds: int, cores: int) -> int:
-    """Virtual devices that a CPU of so many cores is best cut into: the largest divisor of the seeds that it has cores for."""
-    return max(d for d in range(1, max(1, cores) + 1) if seeds % d == 0)
+    """Virtual devices that a CPU of so many cores is best cut into: a divisor of the seeds, the one that keeps the cores busiest. Three seeds on
+    two cores are three devices: the system shares the cores out among them."""
+    cores = max(1, cores)
+    divisors = [d for d in range(1, min(seeds, 4 * cores) + 1) if seeds % d == 0]
+    return min(divisors, key=lambda d: (seeds / d * max(1.0, d / cores), d))
 
 
 def layout(mesh: Mesh, seeds: int) -> str:
@@ -44,6 +47,13 @@ def _in_turn(mesh: Mesh, fn: Callable) -> Callable:
     if mesh.devices.flat[0].platform == "cpu":
         return lambda *args: jax.lax.map(lambda one: fn(*one), args)
     return jax.vmap(fn)
+
+
+def start(module: Any, config: Any, world: Any, mesh: Mesh, keys: Any) -> Any:
+    """A State for each key. It runs once, so on a CPU it is compiled with the least effort."""
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_backend_optimization_level": 0} if on_cpu else None
+    return jax.jit(_in_turn(mesh, lambda key: module.init(key, config, world)), compiler_options=options)(keys)
 
 
 def _specs(state: Any) -> Any:

@@ -57,11 +57,11 @@ def test_reliability_counts_seeds_that_stay():
 
 
 @pytest.mark.proof("reppo", "scale")
-def test_seeds_are_dealt_out_when_they_divide():
+def test_seeds_are_dealt_out_so_that_cores_are_busy():
     from papyrax.train.recipes.control import spread
 
-    assert [spread.cpu_devices(seeds, 2) for seeds in (1, 2, 3, 4)] == [1, 2, 1, 2]
-    assert spread.cpu_devices(6, 4) == 3
+    assert [spread.cpu_devices(seeds, 2) for seeds in (1, 2, 3, 4, 97)] == [1, 2, 3, 2, 1]
+    assert spread.cpu_devices(6, 4) == 6
 
 
 @pytest.mark.proof("reppo", "scale")
