@@ -33,8 +33,21 @@ from papyrax.train.recipes.control.darp_arena import (
     darp_policy,
     replayed,
 )
+from papyrax.train.recipes.control.darp_bench import bench
 from papyrax.train.report import Number, Report, Table
 from papyrax.train.run import Run
+
+__all__ = [
+    "DATA",
+    "PRESETS",
+    "Config",
+    "bench",
+    "check",
+    "compile_targets",
+    "held_out_smoothing",
+    "mesh_shape",
+    "run",
+]
 
 DATA: tuple[str, ...] = ("darp",)
 

@@ -27,7 +27,10 @@ FILES = {
 }
 """Demonstrations and the world of each task."""
 
-_act = jax.jit(policy.act_ready, static_argnames="cfg")
+_act = jax.jit(
+    lambda ready, hist, valid, key, step, cfg: policy.act_ready(ready, hist, valid, jax.random.fold_in(key, step), cfg),
+    static_argnames="cfg",
+)
 _bc_act = jax.jit(bc.act)
 Policy = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
@@ -36,7 +39,7 @@ def darp_policy(params: Any, memory: learner.Memory, cfg: DarpConfig) -> Policy:
     """The trained policy as `host_rollout` calls it."""
     ready = policy.prepare(params, memory.demos, memory.scalers, cfg)
     key = jax.random.key(0)
-    return lambda hist, valid, step: np.asarray(_act(ready, hist, valid, jax.random.fold_in(key, step), cfg=cfg))
+    return lambda hist, valid, step: np.asarray(_act(ready, hist, valid, key, step, cfg=cfg))
 
 
 def bc_policy(params: Any, scalers: Scalers) -> Policy:
