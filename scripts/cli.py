@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as error:
         print(f"papyrax: {error}; go on with: papyrax {' '.join(_resume_words(argv))}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("papyrax: stopped at once; what the last checkpoint holds is kept", file=sys.stderr)
-        return 130
+        return error.args[0] if error.args else 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -205,7 +205,7 @@ class Run:
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         if self._signal:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(128 + number)
         self._signal = number
         self.say(f"{signal.Signals(number).name}: saving, then stopping (again to stop at once)")
 

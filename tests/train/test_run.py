@@ -108,3 +108,13 @@ def test_default_folders_do_not_collide(tmp_path):
     first = default_folder(tmp_path, "toy")
     first.mkdir(parents=True)
     assert default_folder(tmp_path, "toy") != first
+
+
+def test_a_second_signal_stops_at_once_with_its_own_exit_code(tmp_path):
+    with (
+        pytest.raises(KeyboardInterrupt) as stopped,
+        Run(tmp_path, system="toy", preset="smoke", config=Config(), quiet=True),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.args == (143,)
