@@ -1,6 +1,7 @@
 """Training: 3DGS initialisation, masked photometric loss, Adam with one rate a group, either densifier.
 
 Views may come from any camera; the paper trains on BEAP images (see `papyrax.methods.geometry.cameras.resample`).
+With a mesh, rows of Gaussians are spread over one of its axes and the views of a batch over another.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from papyrax.methods.geometry.rotations import quat_to_matrix
@@ -110,11 +112,13 @@ def loss(
     batch: dict[str, PyTree],
     step: Int[Array, ""],
     config: Config,
+    axis_name: str | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Mean loss over the batch's views and its metrics.
 
     The batch holds `camera` (a Camera whose leaves lead with the views), `image` (v h w 3), and may hold `mask` (v h w)
-    of valid pixels and `inv_depth` (v h w) of known 1/distance.
+    of valid pixels and `inv_depth` (v h w) of known 1/distance. With `axis_name` (inside shard_map) the rows of params
+    are spread over that axis.
     """
     bg = jnp.asarray(config.background, params["xyz"].dtype)
     share = jnp.clip(step / config.horizon, 0, 1)
@@ -122,7 +126,9 @@ def loss(
 
     def view(item, probe):
         degree = jnp.minimum(step // config.sh_every, config.sh_degree)
-        out = render(params, alive, item["camera"], bg, cfg=config.render, sh_degree=degree, probe=probe)
+        out = render(
+            params, alive, item["camera"], bg, cfg=config.render, sh_degree=degree, probe=probe, axis_name=axis_name
+        )
         mask = item.get("mask")
         value = photometric(out["rgb"], item["image"], mask, config.dssim)
         valid = jnp.ones(item["image"].shape[:2], bool) if mask is None else mask
@@ -144,11 +150,10 @@ def loss(
     value = sum((v for v, _ in values[1:]), values[0][0]) / views
     every = jax.tree.map(lambda *a: jnp.stack(a), *[m for _, m in values])
     metrics = {
-        "psnr": -10 * jnp.log10(every["mse"].mean()),
+        "mse": every["mse"].mean(),
         "overflow": every["overflow"].max(),
         "pairs_per_tile": every["pairs_per_tile"].mean(),
         "loss": value,
-        "count": jnp.maximum(alive.sum(), 1),
     }
     return value, metrics | ({"span": every["span"]} if "span" in every else {})
 
@@ -164,19 +169,58 @@ def learning_rates(step: Int[Array, ""], config: Config) -> dict[str, Array | fl
     }  # fmt: skip
 
 
-def update(state: State, batch: dict[str, PyTree], config: Config, *, frozen: PyTree = None) -> tuple[State, dict]:
-    """One Adam step on a batch of views, then densification when it is due. Nothing is frozen from outside."""
+def _spread_gradient(params, alive, batch, step, config, mesh: Mesh, rows: str, views: str):
+    """Gradient of the mean loss over all views, rows of Gaussians over the axis `rows`, views over the axis `views`."""
+    by_rows, by_views, whole = PartitionSpec(rows), PartitionSpec(views), PartitionSpec()
+
+    def local(params, alive, batch, step):
+        value, metrics = loss(params, None, alive, batch, step, config, axis_name=rows)
+        overflow = jax.lax.pmax(jax.lax.stop_gradient(metrics["overflow"]), mesh.axis_names)
+        value, metrics = jax.lax.pmean((value, metrics), mesh.axis_names)
+        return value, metrics | {"overflow": overflow}
+
+    spread = jax.shard_map(
+        local, mesh=mesh, in_specs=(by_rows, by_rows, by_views, whole), out_specs=whole, check_vma=False
+    )
+    return jax.grad(spread, has_aux=True)(params, alive, batch, step)
+
+
+def update(
+    state: State,
+    batch: dict[str, PyTree],
+    config: Config,
+    *,
+    frozen: PyTree = None,
+    mesh: Mesh | None = None,
+    rows: str = "fsdp",
+    views: str = "data",
+) -> tuple[State, dict]:
+    """One Adam step on a batch of views, then densification when it is due. Nothing is frozen from outside.
+
+    With `mesh`, the rows of Gaussians lie over its axis `rows` and the views over `views`, both evenly.
+    """
     del frozen
     step = state.step + 1
     key, sub = jax.random.split(state.key)
     cloning = config.densifier == "clone_split"
-    views = len(batch["image"])
-    probe = jnp.zeros((views, config.cap, 3)) if cloning else None
-    if cloning:
+    count = len(batch["image"])
+    probe = jnp.zeros((count, config.cap, 3)) if cloning else None
+    if mesh is not None:
+        if cloning:
+            raise ValueError("densifier is clone_split, on a mesh wanted mcmc or none.")
+        if config.cap % mesh.shape[rows] or count % mesh.shape[views]:
+            raise ValueError(
+                f"{config.cap} rows and {count} views do not divide over {rows} = {mesh.shape[rows]} and "
+                f"{views} = {mesh.shape[views]} devices."
+            )
+        by_params, metrics = _spread_gradient(state.params, state.alive, batch, step, config, mesh, rows, views)
+    elif cloning:
         gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
         (by_params, by_probe), metrics = gradient(state.params, probe, state.alive, batch, step, config)
     else:
         by_params, metrics = jax.grad(loss, has_aux=True)(state.params, None, state.alive, batch, step, config)
+    metrics["psnr"] = -10 * jnp.log10(jnp.maximum(metrics.pop("mse"), 1e-12))
+    metrics["count"] = jnp.maximum(state.alive.sum(), 1)
     direction, opt = ADAM.update(by_params, state.opt)
     rates = learning_rates(step, config)
     params = jax.tree.map(lambda p, r, d: p - r * d, state.params, rates, direction)
@@ -190,7 +234,7 @@ def update(state: State, batch: dict[str, PyTree], config: Config, *, frozen: Py
         )  # fmt: skip
     if cloning:
         span = metrics.pop("span")
-        for i in range(views):
+        for i in range(count):
             cam = jax.tree.map(lambda a: a[i], batch["camera"])  # noqa: B023
             stats = cs.add_view(stats, gradient_statistic(by_probe[i], state.params, cam), span[i])
         params, alive, opt, stats, lost = _clone_split(sub, params, alive, opt, stats, step, config)

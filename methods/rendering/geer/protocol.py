@@ -32,12 +32,21 @@ def to_beap(
     return resample(image, cam, beap)
 
 
-def field_split(cam: Camera) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:
-    """(central, peripheral) pixels: rays within half of the picture's half field of view of the axis, and the others."""
+def axis_angle(cam: Camera) -> Float[Array, "h w"]:
+    """Angle of every pixel's ray from the optical axis, in radians."""
     rays = camera_rays(cam)
-    angle = jnp.arctan2(jnp.linalg.norm(rays[..., :2], axis=-1), rays[..., 2])
-    central = angle <= 0.5 * jnp.minimum(angle.max(), math.pi)
-    return central, ~central
+    return jnp.arctan2(jnp.linalg.norm(rays[..., :2], axis=-1), rays[..., 2])
+
+
+def field_split(cam: Camera, valid: Bool[Array, "h w"] | None = None) -> tuple[Bool[Array, "h w"], Bool[Array, "h w"]]:
+    """(central, peripheral) pixels: rays within half of the half field of view of the axis, and the others.
+
+    The half field of view is the largest angle of the valid pixels, so a fisheye's circle of 180 degrees is cut at 45.
+    """
+    angle = axis_angle(cam)
+    valid = jnp.ones(angle.shape, bool) if valid is None else valid
+    central = valid & (angle <= 0.5 * jnp.where(valid, angle, 0).max())
+    return central, valid & ~central
 
 
 def scores(
@@ -46,8 +55,8 @@ def scores(
     """PSNR over all valid pixels, over the central and the peripheral ones (pooled squared error), and SSIM."""
     valid = jnp.ones(image.shape[:2], bool) if mask is None else mask
     image = jnp.clip(image, 0, 1)[None]
-    central, peripheral = field_split(cam)
-    part = {"psnr": valid, "psnr_central": valid & central, "psnr_peripheral": valid & peripheral}
+    central, peripheral = field_split(cam, valid)
+    part = {"psnr": valid, "psnr_central": central, "psnr_peripheral": peripheral}
     out = {name: psnr(image, target[None], data_range=1.0, mask=pixels[None])[0] for name, pixels in part.items()}
     out["ssim"] = ssim(image, target[None], data_range=1.0, pad="same", mask=valid[None])[0]
     return out
