@@ -15,7 +15,7 @@ def compose(
     pixels: Float[Array, "tiles px g"],
     grid: Grid,
     *,
-    axis_name: str | None = None,
+    axis_name: str | tuple[str, ...] | None = None,
     **options,
 ) -> tuple[Float[Array, "h w c"], Float[Array, "h w"], Float[Array, "h w"]]:
     """Colour, transmittance and depth images; `options` go to `raster`.

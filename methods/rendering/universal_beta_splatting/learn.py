@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from papyrax.methods.geometry.cameras import Camera
@@ -88,6 +89,15 @@ class State:
 ADAM = optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-15)
 
 
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Which axes of a mesh share the batch's views, and which share the rows of primitives (and the tiles) of a view."""
+
+    mesh: jax.sharding.Mesh
+    views: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+
 def init_params(
     key: Key[Array, ""],
     points: Float[Array, "n 3"],
@@ -143,17 +153,21 @@ def init(key: Key[Array, ""], config: Config, points, colors, spacing) -> State:
     return State(params, alive, ADAM.init(params), key, jnp.zeros((), jnp.int32))
 
 
-def loss(
-    params: dict[str, Array], alive: Bool[Array, "p"], batch: dict[str, PyTree], step: Int[Array, ""], config: Config
+def views_loss(
+    params: dict[str, Array],
+    alive: Bool[Array, "p"],
+    batch: dict[str, PyTree],
+    config: Config,
+    axis_name: str | tuple[str, ...] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Mean loss over the batch's views and its metrics.
+    """Mean photometric loss of the batch's views, without regularisers, and what the renders say.
 
     The batch holds `camera` (a Camera whose leaves lead with the views), `image` (v h w 3) and, for dims 7, `time` (v).
     """
     bg = jnp.asarray(config.background, params["xyz"].dtype)
 
     def view(camera: Camera, image, time):
-        out = render(params, alive, camera, time, bg, cfg=config.render)
+        out = render(params, alive, camera, time, bg, cfg=config.render, axis_name=axis_name)
         return photometric(out["rgb"], image, None, config.dssim), {
             "mse": jnp.mean((jnp.clip(out["rgb"], 0, 1) - image) ** 2),
             "overflow": out["overflow"],
@@ -163,11 +177,36 @@ def loss(
 
     times = batch.get("time", jnp.zeros(len(batch["image"])))
     if len(batch["image"]) == 1:
-        only = jax.tree.map(lambda a: a[0], (batch["camera"], batch["image"], times))
-        value, metrics = view(*only)
+        return view(*jax.tree.map(lambda a: a[0], (batch["camera"], batch["image"], times)))
+    value, metrics = jax.lax.map(lambda x: view(*x), (batch["camera"], batch["image"], times))
+    return value.mean(), jax.tree.map(lambda a: a.mean() if a.dtype.kind == "f" else a.max(), metrics)
+
+
+def loss(
+    params: dict[str, Array],
+    alive: Bool[Array, "p"],
+    batch: dict[str, PyTree],
+    step: Int[Array, ""],
+    config: Config,
+    split: Split | None = None,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Mean loss over the batch's views (see `views_loss`) with the regularisers, and its metrics.
+
+    With `split`, views and primitives are shared over devices: same value and gradients.
+    """
+    if split is None:
+        value, metrics = views_loss(params, alive, batch, config)
     else:
-        value, metrics = jax.lax.map(lambda x: view(*x), (batch["camera"], batch["image"], times))
-        value, metrics = value.mean(), jax.tree.map(lambda a: a.mean() if a.dtype.kind == "f" else a.max(), metrics)
+        axes, rows, views = (*split.views, *split.rows), PartitionSpec(split.rows), PartitionSpec(split.views)
+
+        def local(params, alive, batch):
+            value, metrics = views_loss(params, alive, batch, config, split.rows or None)
+            return jax.lax.pmean(value, axes), jax.tree.map(
+                lambda a: (jax.lax.pmean if a.dtype.kind == "f" else jax.lax.pmax)(a, axes), metrics
+            )
+
+        specs = {"in_specs": (rows, rows, views), "out_specs": PartitionSpec(), "check_vma": False}
+        value, metrics = jax.shard_map(local, mesh=split.mesh, **specs)(params, alive, batch)
     metrics["psnr"] = -10 * jnp.log10(metrics.pop("mse"))
     count = jnp.maximum(alive.sum(), 1)
     opacity = jnp.where(alive, kernel.opacity_of(params["opacity_raw"]), 0).sum() / count
@@ -179,6 +218,32 @@ def loss(
     on = (step > config.regularise_from) & (step < config.regularise_to)
     value = value + on * (config.opacity_weight * opacity + config.scale_weight * scale)
     return value, metrics | {"loss": value, "opacity": opacity, "count": count}
+
+
+def render_views(
+    params: dict[str, Array],
+    alive: Bool[Array, "p"],
+    batch: dict[str, PyTree],
+    config: Config,
+    split: Split | None = None,
+) -> tuple[Float[Array, "v h w 3"], Int[Array, "v"]]:
+    """Colours of the batch's views and the pairs of tile and primitive that did not fit, shared as in `loss`."""
+
+    def local(params, alive, batch):
+        def view(x):
+            camera, time = x
+            bg = jnp.asarray(config.background, params["xyz"].dtype)
+            axes = split.rows if split is not None and split.rows else None
+            out = render(params, alive, camera, time, bg, cfg=config.render, axis_name=axes)
+            return out["rgb"], out["overflow"]
+
+        return jax.lax.map(view, (batch["camera"], batch["time"]))
+
+    if split is None:
+        return local(params, alive, batch)
+    rows, views = PartitionSpec(split.rows), PartitionSpec(split.views)
+    specs = {"in_specs": (rows, rows, views), "out_specs": views, "check_vma": False}
+    return jax.shard_map(local, mesh=split.mesh, **specs)(params, alive, batch)
 
 
 def learning_rates(step: Int[Array, ""], config: Config) -> dict[str, Array | float]:
@@ -210,12 +275,14 @@ def densify(
     return params | {"xyz": jnp.where(alive[:, None], moved, params["xyz"])}, alive, opt_state
 
 
-def update(state: State, batch: dict[str, PyTree], config: Config, *, frozen: PyTree = None) -> tuple[State, dict]:
+def update(
+    state: State, batch: dict[str, PyTree], config: Config, *, frozen: PyTree = None, split: Split | None = None
+) -> tuple[State, dict]:
     """One Adam step on a batch of views, then densification when it is due. Nothing is frozen from outside."""
     del frozen
     step = state.step + 1
     key, sub = jax.random.split(state.key)
-    grads, metrics = jax.grad(loss, has_aux=True)(state.params, state.alive, batch, step, config)
+    grads, metrics = jax.grad(loss, has_aux=True)(state.params, state.alive, batch, step, config, split)
     direction, opt = ADAM.update(grads, state.opt)
     rates = learning_rates(step, config)
     rates = {name: rates[name] for name in state.params}  # lobes may be absent

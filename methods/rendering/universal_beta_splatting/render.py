@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from papyrax.methods.geometry.cameras import Camera, camera_center, pixel_grid
 from papyrax.methods.rendering.core.compose import compose
+from papyrax.methods.rendering.core.fence import fence
 from papyrax.methods.rendering.core.maps import expected_depth, normals_from_depth
 from papyrax.methods.rendering.core.tiles import Grid, tile_lists, to_tiles
 from papyrax.methods.rendering.universal_beta_splatting.kernel import beta_of, slice_params
@@ -108,7 +109,7 @@ def render(
     bg: Float[Array, "3"],
     *,
     cfg: RenderConfig,
-    axis_name: str | None = None,
+    axis_name: str | tuple[str, ...] | None = None,
 ) -> dict[str, Array]:
     """One view: rgb (h w 3, not clipped), alpha and depth (h w, sum of alpha T z), and what the tiles held.
 
@@ -119,7 +120,8 @@ def render(
     mean, cov, opacity = slice_params(
         params, camera_center(cam), time, rotation=cfg.rotation, mode=cfg.slice, falloff=cfg.falloff
     )
-    flat = ewa_project(mean, cov, cam, near=cfg.near, far=cfg.far, blur=cfg.blur)
+    mean, cov, opacity = fence((mean, cov, opacity), alive.any())
+    flat = fence(ewa_project(mean, cov, cam, near=cfg.near, far=cfg.far, blur=cfg.blur), alive.any())
     if cfg.antialiased:
         opacity = opacity * flat["shrink"]
     # Below 1e-8 a primitive cannot change float32 transmittance.
@@ -151,13 +153,14 @@ def render(
         axis_name=axis_name,
     )  # fmt: skip
     not_positive = (cov[0] <= 0) | (cov[0] * cov[3] - cov[1] ** 2 <= 0) | (_det(cov) <= 0)
+    degenerate = (alive & not_positive).sum()
     return {
         "rgb": colour + light[..., None] * bg,
         "alpha": 1 - light,
         "depth": depth,
         "overflow": lists.overflow,
         "pairs_per_tile": lists.wanted.mean(),
-        "degenerate": (alive & not_positive).sum(),
+        "degenerate": degenerate if axis_name is None else jax.lax.psum(degenerate, axis_name),
     }
 
 

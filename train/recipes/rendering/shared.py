@@ -274,9 +274,16 @@ def read_companion(path: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model to render: `draw(camera, time) -> rgb (h w 3)`, where its points lie, its cameras, and whether it moves."""
+    """A trained model to render.
 
-    draw: Callable[[Camera, Any], Any]
+    Attributes:
+        draw: `(camera, time) -> (rgb (h w 3), overflow)`; overflow counts pairs of tile and primitive that did not fit.
+        points: where its primitives lie.
+        cameras: those it was trained with, perhaps none.
+        moving: whether time matters.
+    """
+
+    draw: Callable[[Camera, Any], tuple[Any, Any]]
     points: np.ndarray
     cameras: tuple[Camera, ...]
     moving: bool = False
