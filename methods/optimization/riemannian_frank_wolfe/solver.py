@@ -92,7 +92,8 @@ def step_size(
         promised = f - eta * gap + eta**2 * l * dist**2 / 2
         # Differences of f below its rounding say nothing about L.
         noise = 4 * jnp.finfo(f.dtype).eps * jnp.abs(f)
-        return (along(eta) > promised + noise) & (tries < DOUBLINGS)
+        # Outside the domain of f its value is NaN: such a step is too long as well.
+        return ~(along(eta) <= promised + noise) & (tries < DOUBLINGS)
 
     l, _ = jax.lax.while_loop(too_low, lambda c: (2 * c[0], c[1] + 1), (0.9 * smoothness, jnp.zeros((), jnp.int32)))
     return short(l), l

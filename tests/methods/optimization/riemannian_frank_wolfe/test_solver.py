@@ -278,3 +278,17 @@ def test_bad_input_is_refused(call, words):
 
 def test_interval_bounds_are_checked():
     P.check_interval(jnp.eye(2), 2 * jnp.eye(2))
+
+
+def test_backtracking_shortens_steps_that_leave_the_domain():
+    """A long step at the edge of f's domain, where its value is NaN, is no step."""
+
+    def beyond(x, g):
+        return -10 * jnp.sign(g)
+
+    def toward_the_edge(x):
+        return -x[0] - 0.1 * jnp.log(1 - x[0]), jnp.asarray([-1 + 0.1 / (1 - x[0])])
+
+    last, info = R.rfw_run(jnp.zeros(1), toward_the_edge, beyond, M.euclidean(), 60, "backtracking", 1.0)
+    assert np.all(np.isfinite(info.f)) and np.all(np.isfinite(info.eta))
+    np.testing.assert_allclose(last, [0.9], atol=1e-3)
