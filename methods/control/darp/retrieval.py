@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from papyrax.jaxlib_ext import dispatch
 from papyrax.jaxlib_ext.topk import topk
+from papyrax.methods.control.darp import nearest
 from papyrax.methods.control.darp.config import Config, kept
 from papyrax.methods.control.darp.demos import Demos, Scalers, positions
 
@@ -105,6 +107,35 @@ def candidates(
     return jnp.where(rows < 0, jnp.inf, d), rows
 
 
+def candidate_set(
+    query: Space,
+    expert: Space,
+    k: int,
+    metric: Metric,
+    *,
+    exclude: Int[Array, "b c"] | None = None,
+    keep_equal: bool = False,
+    axis_name: str | None = None,
+) -> Int[Array, "b k"]:
+    """Rows of `candidates` in any order, -1 where there are fewer: all that re-ranking needs, and several times as fast
+    on CPUs."""
+
+    def ordered(q, x, *own):
+        here = Space(q, q[:, :0]), Space(x, x[:, :0])
+        return candidates(*here, k, metric, exclude=own[0] if own else None, keep_equal=keep_equal)[1]
+
+    def unordered(q, x, *own):
+        return nearest.nearest_set(q, x, k, exclude=own[0] if own else None, drop_equal=not keep_equal)
+
+    n, features = expert.flat.shape
+    plain = metric.kind == "euclidean" and not metric.rotation and axis_name is None
+    if not plain or features > nearest.WIDE or n > nearest.ROWS:
+        found = candidates(query, expert, k, metric, exclude=exclude, keep_equal=keep_equal, axis_name=axis_name)
+        return found[1]
+    own = () if exclude is None else (exclude,)
+    return dispatch.run("auto", query.flat, expert.flat, *own, reference=unordered, tpu=ordered, gpu=ordered)
+
+
 def _dense_candidates(query, expert, k, metric, exclude, keep_equal, axis_name):
     """All distances, for the metrics that the top-k op has not."""
     if axis_name is not None:
@@ -179,9 +210,13 @@ def select(
     n = expert.flat.shape[0] * (1 if axis_name is None else jax.lax.axis_size(axis_name))
     k = max(1, min(k, n if keep_equal else n - 1))
     now = Space(*(x[:, -1] for x in hist))
-    _, rows = candidates(now, expert, k, metric, exclude=exclude, keep_equal=keep_equal, axis_name=axis_name)
+    rerank = lookback > 1 and hist.flat.shape[1] > 1
+    options = {"exclude": exclude, "keep_equal": keep_equal, "axis_name": axis_name}
+    rows = (
+        candidate_set(now, expert, k, metric, **options) if rerank else candidates(now, expert, k, metric, **options)[1]
+    )
     keep = kept(k, ratio)
-    if lookback > 1 and hist.flat.shape[1] > 1:
+    if rerank:
         score = history_scores(
             expert,
             place,
