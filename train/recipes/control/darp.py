@@ -1,8 +1,9 @@
 """DARP (arXiv 2606.09758) on the paper's Hopper demonstrations, in closed loop beside cloning and the other baselines.
 
-Training seeds decide the return more than anything else, so no number here is of one seed: means, spreads, and one selected policy a method,
-chosen for every method by the same rule (return on rollout seeds 1000…, among seeds and checkpoints) and scored on seeds 0….
-The paper's hyperparameters were themselves chosen by the return on the test episodes, which the report repeats.
+Training seeds decide the return more than anything else: `study` and `paper` train five and more a method and report means, spreads and one
+selected policy a method, chosen for every method by the same rule (return on rollout seeds 1000…, among seeds and checkpoints) and scored on
+seeds 0…. `smoke` and `cpu` train DARP once and claim nothing by it. The paper's hyperparameters were themselves chosen by the return on the test
+episodes, which the report repeats. A task comes with its settings: `study` is Hopper, `study-TASK` the others.
 """
 
 from __future__ import annotations
@@ -21,20 +22,19 @@ from papyrax.methods.control.darp.config import BC_TASKS, TASKS, BCConfig
 from papyrax.methods.control.darp.config import Config as DarpConfig
 from papyrax.methods.control.darp.demos import Demos, Scalers, make_demos
 from papyrax.train.compile import Target
-from papyrax.train.data import demonstrations
-from papyrax.train.recipes.control import darp_drift, darp_extra, darp_figures
+from papyrax.train.recipes.control import darp_drift, darp_extra, darp_figures, darp_report
 from papyrax.train.recipes.control.darp_arena import (
     FILES,
     Arena,
     Policy,
     Trained,
     bc_policy,
-    best,
     darp_policy,
+    demonstrations_of,
     replayed,
 )
 from papyrax.train.recipes.control.darp_bench import bench
-from papyrax.train.report import Number, Report, Table
+from papyrax.train.report import Report
 from papyrax.train.run import Run
 
 __all__ = [
@@ -60,14 +60,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """What each ablation changes in the policy."""
 
-PAPER = {
-    "hopper": (3545.6, 2313.7),
-    "walker": (4894.0, 2658.4),
-    "halfcheetah": (5515.4, 1063.2),
-    "ant": (4383.3, 2376.2),
-}
-"""The paper's returns of DARP and of cloning, means of 100 trials."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -75,26 +67,31 @@ class Config:
 
     seed: int = 0
     task: str = "hopper"
+    """hopper, walker, halfcheetah or ant; `darp` and `bc` are the settings of this task (presets study-TASK)."""
     rows: int = 0
     """Use the first so many expert rows; 0 uses all."""
     darp: DarpConfig = TASKS["hopper"]
     bc: BCConfig = BC_TASKS["hopper"]
     darp_seeds: int = 5
     bc_seeds: int = 5
+    bc_long: bool = False
+    """Also train clones for as many epochs as DARP, where the paper's clones have fewer."""
     ablations: tuple[str, ...] = ("query", "random")
     ablation_seeds: int = 2
     mril: tuple[float, ...] = ()
     """Weights of the smoothness term; the one with the least loss on held-out rows is rolled out."""
     ensemble: int = 0
     """Members of the cloning ensemble; 0 for none."""
-    selections: int = 6
-    """Checkpoints of a training seed that are rolled out for selection."""
+    checkpoint_epochs: int = 20
+    """Epochs between the checkpoints of every training, each rolled out for selection; the last epoch is one more."""
     selection_rollouts: int = 10
     rollouts: int = 30
     max_steps: int = 1000
-    swingup: darp_extra.SwingUp | None = None
-    push_t: darp_extra.PushT | None = None
+    swingup: darp_extra.SwingUp = dataclasses.field(default_factory=lambda: darp_extra.SwingUp(seeds=0))
+    push_t: darp_extra.PushT = dataclasses.field(default_factory=lambda: darp_extra.PushT(trajectories=0))
 
+
+_STUDY = Config(bc_long=True, mril=(0.1, 1.0, 10.0), ensemble=10)
 
 PRESETS: dict[str, Config] = {
     "smoke": Config(
@@ -105,41 +102,59 @@ PRESETS: dict[str, Config] = {
         bc_seeds=2,
         ablations=("query",),
         ablation_seeds=1,
-        selections=2,
+        checkpoint_epochs=2,
         selection_rollouts=2,
         rollouts=2,
         max_steps=12,
     ),
-    "cpu": Config(darp_seeds=1, bc_seeds=3, ablations=("query",), ablation_seeds=1, selections=4),
-    "study": Config(
-        mril=(0.1, 1.0, 10.0),
-        ensemble=10,
-        swingup=darp_extra.SwingUp(),
-        push_t=darp_extra.PushT(),
-    ),
-    "paper": Config(
+    "cpu": Config(darp_seeds=1, bc_seeds=3, ablations=("query",), ablation_seeds=1, checkpoint_epochs=60),
+    "study": dataclasses.replace(_STUDY, swingup=darp_extra.SwingUp(), push_t=darp_extra.PushT()),
+    **{
+        f"study-{task}": dataclasses.replace(_STUDY, task=task, darp=TASKS[task], bc=BC_TASKS[task])
+        for task in ("walker", "halfcheetah", "ant")
+    },
+    "paper": dataclasses.replace(
+        _STUDY,
         task="ant",
         darp=TASKS["ant"],
-        bc=dataclasses.replace(BC_TASKS["ant"], epochs=294),
+        bc=BC_TASKS["ant"],
         darp_seeds=10,
         bc_seeds=10,
         ablations=tuple(ABLATIONS),
         ablation_seeds=10,
-        mril=(0.1, 1.0, 10.0),
-        ensemble=10,
-        selections=14,
         rollouts=100,
     ),
 }
 
 
 def check(config: Config) -> None:
-    """Raises ValueError for an unknown task or ablation."""
+    """Raises ValueError for an unknown task or ablation, settings of another task, or counts below 1."""
     if config.task not in FILES:
         raise ValueError(f"task is {config.task!r}, wanted one of {', '.join(FILES)}")
     for name in config.ablations:
         if name not in ABLATIONS:
             raise ValueError(f"ablations holds {name!r}, wanted names of {', '.join(ABLATIONS)}")
+    for name in ("darp_seeds", "bc_seeds", "checkpoint_epochs", "selection_rollouts", "rollouts", "max_steps"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}, wanted at least 1")
+    if config.ablations and config.ablation_seeds < 1:
+        raise ValueError(f"ablation_seeds is {config.ablation_seeds}, wanted at least 1 with ablations")
+    for part, table, marks in (
+        ("darp", TASKS, ("decay", "ratio")),
+        ("bc", BC_TASKS, ("learning_rate", "weight_decay")),
+    ):
+        # these two values together are a task's own (or shared by several tasks), so a task without its settings shows
+        given = [getattr(getattr(config, part), mark) for mark in marks]
+        owners = [task for task, row in table.items() if [getattr(row, mark) for mark in marks] == given]
+        if owners and config.task not in owners:
+            raise ValueError(
+                f"task is {config.task!r} but {part} holds the {' and '.join(marks)} of {' and '.join(owners)}; "
+                f"take the preset {'study' if config.task == 'hopper' else 'study-' + config.task} or set {part}'s fields"
+            )
+    if config.swingup.seeds and config.swingup.env != "cartpole_swingup":
+        raise ValueError(
+            f"swingup.env is {config.swingup.env!r}, wanted cartpole_swingup, whose start states can be moved"
+        )
 
 
 _ensemble_act = jax.jit(bc.act_ensemble)
@@ -154,9 +169,7 @@ def _darp(
         state = learner.init(jax.random.fold_in(run.key, 100 + seed), demos, cfg)
         act_of = functools.partial(darp_policy, memory=memory, cfg=cfg)
         out.append(
-            arena.train(
-                f"{name}/{seed}", learner.update, state, cfg, memory, run.config.seed + seed, act_of, cfg.lookback
-            )
+            arena.train(f"{name}/{seed}", learner, state, cfg, memory, run.config.seed + seed, act_of, cfg.lookback)
         )
     return out, memory
 
@@ -169,7 +182,7 @@ def _bc(
     for seed in range(seeds):
         state = bc.init(jax.random.fold_in(run.key, 200 + seed), demos, cfg)
         act_of = functools.partial(bc_policy, scalers=memory.scalers)
-        out.append(arena.train(f"{name}/{seed}", bc.update, state, cfg, memory, run.config.seed + seed, act_of, 1))
+        out.append(arena.train(f"{name}/{seed}", bc, state, cfg, memory, run.config.seed + seed, act_of, 1))
     return out, memory
 
 
@@ -202,186 +215,50 @@ def held_out_smoothing(run: Run, demos: Demos, cfg: BCConfig, weights: tuple[flo
     return weights[int(np.argmin(errors))]
 
 
-def _row(name: str, arms: list[Trained]) -> list[Any]:
-    last = np.asarray([t.last.mean() for t in arms])
-    chosen = best(arms)
-    return [
-        name,
-        len(arms),
-        float(last.mean()),
-        float(last.std()),
-        float(last.max()),
-        float(chosen.selected.mean()),
-        float(1.96 * chosen.selected.std() / np.sqrt(len(chosen.selected))),
-        chosen.epoch,
-        float(np.mean([t.loss for t in arms])),
-    ]
-
-
-def _fixed(name: str, returns: np.ndarray) -> list[Any]:
-    return [
-        name,
-        None,
-        float(returns.mean()),
-        None,
-        None,
-        float(returns.mean()),
-        float(1.96 * returns.std() / np.sqrt(len(returns))),
-        None,
-        None,
-    ]
-
-
 def run(config: Config, run: Run) -> Report:
     """Trains and rolls out every method, then compares."""
-    file, env = FILES[config.task]
-    raw = demonstrations.load(run.data("darp") / file)
-    demos = make_demos(*raw)
-    if config.rows:
-        demos = Demos(demos.obs[: config.rows], demos.act[: config.rows], demos.start[:1])
+    demos = demonstrations_of(run.data("darp"), config.task, config.rows)
     arena = Arena(run, config)
     ours, memory = _darp(run, arena, "darp", demos, config.darp, config.darp_seeds)
     clones, bc_memory = _bc(run, arena, "bc", demos, config.bc, config.bc_seeds)
     methods: dict[str, list[Trained]] = {"DARP": ours, "BC": clones}
+    if config.bc_long and config.bc.epochs < config.darp.epochs:
+        longer = dataclasses.replace(config.bc, epochs=config.darp.epochs)
+        methods["BC, epochs of DARP"], _ = _bc(run, arena, "bc_long", demos, longer, config.bc_seeds)
     for name in config.ablations:
         changed = dataclasses.replace(config.darp, **ABLATIONS[name])
         methods[f"DARP, {name}"], _ = _darp(run, arena, f"ablation/{name}", demos, changed, config.ablation_seeds)
+    weight = None
     if config.mril:
         weight = held_out_smoothing(run, demos, config.bc, config.mril)
         setting = dataclasses.replace(config.bc, smoothing=weight)
-        methods[f"MRIL, lambda {weight:g}"], _ = _bc(run, arena, "mril", demos, setting, config.bc_seeds)
+        methods["MRIL"], _ = _bc(run, arena, "mril", demos, setting, config.bc_seeds)
 
+    back = config.darp.lookback
     fixed = {
         "retrieve and play": arena.score("replay", replayed(replay.retrieve_and_play, demos, config.darp), 1),
-        "nearest sequence": arena.score(
-            "sequence", replayed(replay.nearest_sequence, demos, config.darp), config.darp.lookback
-        ),
-        "locally weighted regression": arena.score(
-            "lwr", replayed(replay.lwr, demos, config.darp), config.darp.lookback
-        ),
+        "nearest sequence": arena.score("sequence", replayed(replay.nearest_sequence, demos, config.darp), back),
+        "locally weighted regression": arena.score("lwr", replayed(replay.lwr, demos, config.darp), back),
     }
     if config.ensemble:
         fixed[f"BC ensemble of {config.ensemble}"] = arena.score("ensemble", _ensemble(run, demos, config), 1)
 
-    rows = [_row(name, arms) for name, arms in methods.items()] + [_fixed(name, r) for name, r in fixed.items()]
-    columns = [
-        "method",
-        "seeds",
-        "mean of seeds",
-        "std of seeds",
-        "best seed",
-        "selected",
-        "± 95 %",
-        "selected epoch",
-        "training loss",
-    ]
-    tables = [
-        Table(
-            f"Return on {env}, {config.rollouts} rollouts a policy",
-            columns,
-            rows,
-            note=(
-                f"Seeds are scored with their last weights. Selected: the seed and checkpoint with the best return on {config.selection_rollouts} "
-                f"other rollouts, scored on rollout seeds 0 to {config.rollouts - 1}; the same rule for every method. The policy's hyperparameters are "
-                "the paper's, which its authors chose by the return on the test episodes."
-            ),
-        )
-    ]
-    mean = {name: float(np.mean([t.last.mean() for t in arms])) for name, arms in methods.items()}
-    selected = {name: float(best(arms).selected.mean()) for name, arms in methods.items()}
-    full = config.task == "hopper" and not config.rows
-    many = full and config.darp_seeds >= 5
-    paper = PAPER[config.task]
-    numbers = [
-        Number(
-            "return, mean of training seeds",
-            mean["DARP"],
-            mean["BC"],
-            paper[0],
-            spread=float(np.std([t.last.mean() for t in ours])) if len(ours) > 1 else None,
-            target="> baseline",
-            met=mean["DARP"] > mean["BC"],
-        ),
-        Number("return, selected policy", selected["DARP"], selected["BC"], paper[0], target=">= 3000" if full else ""),
-        Number("return of the selected clone", selected["BC"], None, paper[1], target=">= 2000" if full else ""),
-        Number("selected DARP above selected BC", selected["DARP"] - selected["BC"], target=">= 500" if full else ""),
-    ]
-    for name, returns in fixed.items():
-        if not name.startswith("BC"):
-            numbers.append(
-                Number(
-                    f"return of {name}",
-                    float(returns.mean()),
-                    selected["BC"],
-                    target="< baseline",
-                    met=float(returns.mean()) < selected["BC"],
-                )
-            )
-    for name in config.ablations:
-        value = mean[f"DARP, {name}"]
-        must = name in ("query", "random")
-        numbers.append(
-            Number(
-                f"ablation {name}: return, mean of seeds",
-                value,
-                mean["DARP"],
-                target="< baseline" if must else "",
-                met=value < mean["DARP"] if must else None,
-                note="baseline: DARP",
-            )
-        )
-
-    best_clone = best(clones)
     weakest = min(clones, key=lambda t: t.last.mean())
     drifted = darp_drift.drift(run, arena, weakest, bc_memory.scalers, memory, config.darp, config)
-    if drifted["rows"]:
-        hits = [bool(r[3]) and bool(r[4]) for r in drifted["rows"]]
-        numbers.append(
-            Number(
-                "failing episodes of the clone where the state is out and the differences are in",
-                float(np.mean(hits)),
-                target=">= 0.5",
-                note=f"{len(hits)} failing episodes of the weakest clone",
-            )
-        )
-        tables.append(
-            Table(
-                "Where the clone first fails",
-                ["rollout", "length", "first failing step", "state out", "differences in"],
-                drifted["rows"],
-            )
-        )
-    darp_figures.draw(run, methods, fixed, drifted, env)
+    darp_figures.draw(run, methods, fixed, drifted, arena.env)
     darp_figures.film(run, arena, ours, memory, config)
-    notes = [
-        f"Selected clone: epoch {best_clone.epoch}. Low training loss does not mean high return: see both columns."
-    ]
-    if config.swingup is not None:
+
+    numbers = [*darp_report.numbers(config, methods, fixed), *darp_report.drift_numbers(drifted)]
+    tables = [darp_report.returns_table(config, arena.env, methods, fixed), *darp_report.drift_tables(drifted)]
+    if config.swingup.seeds:
         more, table = darp_extra.swingup(run, config.swingup)
         numbers += more
         tables.append(table)
-    if config.push_t is not None:
+    if config.push_t.trajectories:
         more, table = darp_extra.push_t(run, config.push_t)
         numbers += more
         tables.append(table)
-    missed = [n.name for n in numbers if n.target and n.reached is False]
-    ahead = mean["DARP"] > mean["BC"]
-    verdict = (
-        f"On {env} DARP returns {mean['DARP']:.0f} and BC {mean['BC']:.0f} (means over {config.darp_seeds} and {config.bc_seeds} training seeds); "
-        f"selected by the same rule, {selected['DARP']:.0f} and {selected['BC']:.0f}."
-    )
-    if missed:
-        verdict += f" Missed: {'; '.join(missed)}."
-    if not many:
-        verdict += " Five training seeds a method and the other baselines are in the study preset."
-    return Report(
-        claim="Acting on the differences to retrieved expert states keeps an imitation policy where it has data, so it drifts less than cloning.",
-        shown=bool(ahead and selected["DARP"] > selected["BC"]),
-        verdict=verdict,
-        numbers=numbers,
-        tables=tables,
-        notes=notes,
-    )
+    return darp_report.conclude(config, arena.env, methods, weight, numbers, tables)
 
 
 def _ensemble(run: Run, demos: Demos, config: Config) -> Policy:

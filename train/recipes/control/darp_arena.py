@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from papyrax.envs.gymnasium_host import host_rollout
 from papyrax.methods.control.darp import bc, learner, policy
 from papyrax.methods.control.darp.config import BCConfig
 from papyrax.methods.control.darp.config import Config as DarpConfig
-from papyrax.methods.control.darp.demos import Demos, Scalers, fit_scalers
+from papyrax.methods.control.darp.demos import Demos, Scalers, fit_scalers, make_demos
+from papyrax.train.data import demonstrations
+from papyrax.train.errors import RunFolderError
 from papyrax.train.run import Run
 
 if TYPE_CHECKING:
@@ -54,17 +59,37 @@ def replayed(fn: Callable[..., Any], demos: Demos, cfg: DarpConfig) -> Policy:
     return lambda hist, valid, step: np.asarray(call(hist, valid))
 
 
+def demonstrations_of(folder: Path, task: str, rows: int = 0) -> Demos:
+    """The task's demonstrations from the folder of the data set, the first `rows` rows of them unless 0."""
+    obs, act, start = demonstrations.load(folder / FILES[task][0])
+    if rows:
+        obs, act, start = obs[:rows], act[:rows], start[start < rows]
+    return make_demos(obs, act, start)
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "cfg"))
+def loss_of_all(loss: Callable[..., Any], params: Any, memory: Any, cfg: DarpConfig | BCConfig) -> jax.Array:
+    """A method's own training loss over all expert rows, taken batch by batch."""
+    n = memory.demos.obs.shape[0]
+    rows = jnp.pad(jnp.arange(n), (0, -n % cfg.batch), constant_values=-1).reshape(-1, cfg.batch)
+    sums = jax.lax.map(lambda batch: loss(params, memory, batch, cfg) * jnp.sum(batch >= 0), rows)
+    return jnp.sum(sums) / n
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A training seed: returns of its last weights and of its selected checkpoint, both on the scored seeds, and how it was selected."""
+    """A training seed: its last weights and its selected checkpoint, the returns of both on the scored seeds, how the checkpoint was selected
+    (`curve` over `epochs`), and the loss of the last weights over all rows."""
 
     last: np.ndarray
+    last_params: Any
+    loss: float
     selected: np.ndarray
+    params: Any
     selection: float
     epoch: int
+    epochs: np.ndarray
     curve: np.ndarray
-    loss: float
-    params: Any
 
 
 class Arena:
@@ -89,7 +114,7 @@ class Arena:
     def train(
         self,
         name: str,
-        update: Any,
+        method: Any,
         state: Any,
         cfg: DarpConfig | BCConfig,
         memory: Any,
@@ -97,22 +122,30 @@ class Arena:
         act_of: Callable[[Any], Policy],
         history: int,
     ) -> Trained:
-        """One training seed of one method: its epochs, its checkpoints rolled out, its last and its selected weights scored."""
+        """One training seed of one method (a module with `update` and `loss`): a checkpoint every `checkpoint_epochs` and after the last epoch
+        is rolled out on the selection seeds; the last and the selected weights are scored.
+
+        Raises RunFolderError: the run folder says that the training is over but has lost what its last weights gave.
+        """
         n = memory.demos.obs.shape[0]
         per_epoch = learner.epoch_steps(n, cfg.batch)
         steps = cfg.epochs * per_epoch
-        every = max(1, -(-cfg.epochs // self._config.selections)) * per_epoch
 
         def evaluate(state):
             step = int(state.step)
             act = act_of(state.params)
             if step >= steps:
-                self.score(f"{name}/last", act, history)
+                kept = {
+                    "returns": self.score(f"{name}/last", act, history),
+                    "loss": float(loss_of_all(method.loss, state.params, memory, cfg)),
+                    "params": state.params,
+                }
+                self._run.once(f"last/{name}", lambda: kept)
             chosen = self.returns(f"{name}/{step}", act, range(1000, 1000 + self._config.selection_rollouts), history)
             return {"return": chosen.mean()}
 
         fit = self._run.fit(
-            update,
+            method.update,
             state,
             lambda step: learner.batch_rows(seed, step, n, cfg.batch),
             name=name,
@@ -120,22 +153,30 @@ class Arena:
             config=cfg,
             frozen=memory,
             evaluate=evaluate,
-            eval_every=every,
+            eval_every=self._config.checkpoint_epochs * per_epoch,
             select="best:return",
             scan=per_epoch,
             log_every=per_epoch,
             show="loss",
         )
-        last = np.asarray(self._run.once(f"returns/{name}/last/score", lambda: np.zeros(0)))
-        selected = self.score(f"{name}/selected", act_of(fit.state.params), history)
+
+        def lost():
+            raise RunFolderError(
+                f"{self._run.dir} holds the finished training {name!r} but not the score of its last weights; "
+                "choose another folder"
+            )
+
+        last = self._run.once(f"last/{name}", lost)
         return Trained(
-            last,
-            selected,
-            float(fit.evals["return"].max()),
-            fit.best_step // per_epoch,
-            fit.evals["return"],
-            float(fit.metrics["loss"][-5:].mean()),
-            fit.state.params,
+            last=last["returns"],
+            last_params=last["params"],
+            loss=last["loss"],
+            selected=self.score(f"{name}/selected", act_of(fit.state.params), history),
+            params=fit.state.params,
+            selection=float(fit.evals["return"].max()),
+            epoch=fit.best_step // per_epoch,
+            epochs=fit.evals["step"] // per_epoch,
+            curve=fit.evals["return"],
         )
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def draw(
     run: Run, methods: dict[str, list[Trained]], fixed: dict[str, np.ndarray], drifted: dict[str, Any], env: str
 ) -> None:
-    length = {name: min(len(t.curve) for t in arms) for name, arms in methods.items()}
+    """Return along training, the selected policy of every method, and the densities along a failing episode."""
     run.figure(
         figures.curves(
-            {name: np.linspace(1 / length[name], 1, length[name]) for name in methods},
-            {name: np.stack([t.curve[: length[name]] for t in arms]) for name, arms in methods.items()},
-            xlabel="share of the training",
+            {name: arms[0].epochs for name, arms in methods.items()},
+            {name: np.stack([t.curve for t in arms]) for name, arms in methods.items()},
+            xlabel="epoch",
             ylabel="return on the selection rollouts",
             title=env,
             band="range",
@@ -55,13 +55,18 @@ def draw(
             for ax, name in zip(figure.subplots(1, 2), ("state", "difference")):
                 ax.plot(drifted["curve"][name], linewidth=1)
                 ax.axhline(float(drifted["curve"][f"{name}_threshold"]), color="#555555", linestyle="--", linewidth=1)
+                ax.axvline(drifted["curve"]["failing_step"], color="#aa3333", linestyle=":", linewidth=1)
                 ax.set(title=f"log density of the {name}", xlabel="step")
         run.figure(
-            figure, "drift", "A failing episode of the clone", "Dashed: the first percentile of the expert's own rows."
+            figure,
+            "drift",
+            "A failing episode of the clone",
+            "Dashed: the first percentile of the expert's own rows. Dotted: the failing step.",
         )
 
 
 def film(run: Run, arena: Arena, arms: list[Trained], memory: learner.Memory, config: Config) -> None:
+    """One episode of the policy with the greatest return on the selection rollouts."""
     params = best(arms).params
 
     def roll():
