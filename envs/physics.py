@@ -138,7 +138,7 @@ def from_functional(
 
 @flax.struct.dataclass
 class GymnaxState:
-    """State of a gymnax environment: its own state, what it showed, and the key of its further randomness."""
+    """State of a gymnax environment: its own state, what it showed (flat), and the key of its further randomness."""
 
     state: PyTree
     obs: Array
@@ -156,22 +156,25 @@ def _unscale(space: Any) -> Callable[[Array], Array]:
 def from_gymnax(name: str, env: Any, params: Any) -> World:
     """A world from a gymnax environment: discrete, or continuous with its bounds mapped to [-1, 1].
 
-    Observations keep their shape (pictures in MinAtar); `obs_dim` counts their numbers.
+    Observations are laid out flat; where they have three axes (MinAtar), `picture` is their shape.
     """
     space = env.action_space(params)
     discrete = hasattr(space, "n")
     shape = env.observation_space(params).shape
     native = (lambda action: action) if discrete else _unscale(space)
 
+    def flat(obs) -> Array:
+        return jnp.asarray(obs, jnp.float32).reshape(-1)
+
     def reset(key: Key[Array, ""]) -> GymnaxState:
         now, later = jax.random.split(key)
         obs, state = env.reset_env(now, params)
-        return _cast(GymnaxState(state=state, obs=jnp.asarray(obs, jnp.float32), key=later))
+        return _cast(GymnaxState(state=state, obs=flat(obs), key=later))
 
     def step(state: GymnaxState, action: Array) -> tuple[GymnaxState, Step]:
         now, later = jax.random.split(state.key)
         obs, after, reward, terminated, _ = env.step_env(now, state.state, native(action), params)
-        after = _cast(GymnaxState(state=after, obs=jnp.asarray(obs, jnp.float32), key=later), state)
+        after = _cast(GymnaxState(state=after, obs=flat(obs), key=later), state)
         terminated = jnp.asarray(terminated, bool)
         trunc = jnp.asarray(env.is_truncated(after.state, params), bool) & ~terminated
         return after, Step(
@@ -194,6 +197,7 @@ def from_gymnax(name: str, env: Any, params: Any) -> World:
         discrete=discrete,
         n_actions=int(space.n) if discrete else 0,
         draw=_draw_gymnax_cartpole if name == "gymnax:CartPole-v1" else None,
+        picture=tuple(shape) if len(shape) == 3 else None,
     )
 
 
@@ -207,6 +211,9 @@ def _make_packaged(package: str, env_name: str, backend: str) -> World:
         return from_functional(name, env, episode_length=1000, draw=shapes and functools.partial(_draw_brax, shapes))
     if package == "playground":
         registry = _import("mujoco_playground").registry
+        spec = _import("mujoco").MjSpec
+        if not hasattr(spec, "find_body"):
+            spec.find_body = spec.body  # Playground's reacher calls it by the name that older MuJoCo had
         config = registry.get_default_config(env_name)
         config.impl = "jax"
         env = registry.load(env_name, config=config)

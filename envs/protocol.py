@@ -14,6 +14,7 @@ limits.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +73,7 @@ class World:
             none.
         cost_dim: number of constraint costs, 0 for none.
         draw: host function `draw(state) -> uint8[h, w, 3]` for films, or None.
+        picture: (height, width, channels) where the observation is a picture, laid out flat in that order; else None.
     """
 
     name: str
@@ -87,6 +89,7 @@ class World:
     privileged_dim: int = 0
     cost_dim: int = 0
     draw: Callable[[PyTree], np.ndarray] | None = None
+    picture: tuple[int, int, int] | None = None
 
     def __post_init__(self):
         if self.episode_length < 1:
@@ -97,6 +100,8 @@ class World:
             )
         if (self.privileged is None) != (self.privileged_dim == 0):
             raise ValueError(f"privileged_dim is {self.privileged_dim}, wanted > 0 exactly when privileged is given.")
+        if self.picture is not None and math.prod(self.picture) != self.obs_dim:
+            raise ValueError(f"picture is {self.picture}, wanted a shape of obs_dim = {self.obs_dim} numbers.")
 
 
 @runtime_checkable

@@ -155,6 +155,20 @@ def test_gymnax_by_hand():
 
 
 @needs_gymnax
+def test_gymnax_pictures_are_flat():
+    import gymnax
+
+    world = physics.make("gymnax:Breakout-MinAtar")
+    env, params = gymnax.make("Breakout-MinAtar")
+    state = quick(world.reset)(jax.random.key(0))
+    assert world.picture == (10, 10, 4) and world.observe(state).shape == (world.obs_dim,) == (400,)
+    _, out = quick(world.step)(state, jnp.int32(1))
+    obs, *_ = quick(lambda key, state: env.step_env(key, state, 1, params))(jax.random.key(1), state.state)
+    np.testing.assert_array_equal(out.next_obs.reshape(world.picture), obs)
+    assert physics.make("gymnax:CartPole-v1").picture is None
+
+
+@needs_gymnax
 def test_gymnax_bounds_are_mapped():
     import gymnax
 

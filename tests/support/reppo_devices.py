@@ -11,7 +11,7 @@ import numpy as np
 
 from papyrax.envs import physics
 from papyrax.methods.control.reppo import agent
-from papyrax.train.recipes.control import reppo
+from papyrax.train.recipes.control import reppo, reppo_arms
 from papyrax.train.run import Run
 from papyrax.train.sharding import make_mesh
 
@@ -19,13 +19,19 @@ from papyrax.train.sharding import make_mesh
 def main(folder: str) -> None:
     """Trains; every number is finite and the critic's loss falls."""
     config = dataclasses.replace(reppo.PRESETS["smoke"], env_steps=4096)
+
+    def trained(run, config):
+        plan = reppo_arms.Plan(config.seeds, config.env_steps, config.evaluations, config.eval_episodes)
+        world = physics.make(config.env)
+        return reppo_arms.train(run, "reppo", agent, config.agent, world, plan, config.env_steps).fit
+
     with Run(Path(folder), system="reppo", preset="smoke", config=config, quiet=True) as run:
         assert run.mesh.shape["data"] == 8 == jax.device_count()
-        fit = reppo._train(run, "reppo", agent, config.agent, physics.make(config.env), config, config.env_steps)
+        fit = trained(run, config)
     assert fit.state.envs.obs.sharding.spec[1] == "data"
     eight = dataclasses.replace(config, seeds=8, env_steps=1024)
     with Run(Path(folder) / "seeds", system="reppo", preset="smoke", config=eight, quiet=True) as run:
-        dealt = reppo._train(run, "reppo", agent, eight.agent, physics.make(eight.env), eight, eight.env_steps)
+        dealt = trained(run, eight)
     with Run(
         Path(folder) / "one",
         system="reppo",
@@ -34,7 +40,7 @@ def main(folder: str) -> None:
         mesh=make_mesh(jax.devices()[:1]),
         quiet=True,
     ) as run:
-        alone = reppo._train(run, "reppo", agent, eight.agent, physics.make(eight.env), eight, eight.env_steps)
+        alone = trained(run, eight)
     assert dealt.state.envs.obs.sharding.spec[0] == "data"
     # the same numbers, seed by seed: devices that hold different seeds never exchange anything
     np.testing.assert_allclose(dealt.metrics["critic_loss"], alone.metrics["critic_loss"], rtol=1e-4)

@@ -28,7 +28,7 @@ from papyrax.methods.control.reppo.learn import make_rows, optimizer, run_epochs
 from papyrax.methods.control.reppo.networks import Params, actor_apply, actor_init, critic_init
 from papyrax.methods.nets.normalizers import Moments, moments_init, standardize
 
-__all__ = ["OBS_EPS", "State", "act", "evaluate", "init", "state_specs", "update"]
+__all__ = ["OBS_EPS", "State", "act", "behaviour", "evaluate", "init", "state_specs", "update"]
 
 OBS_EPS = 1e-8
 
@@ -91,6 +91,20 @@ def act(
     return jnp.argmax(out, axis=-1) if discrete else dist.clip_action(jnp.tanh(out[0]))
 
 
+def behaviour(state: State, config: ReppoConfig) -> worlds.Policy:
+    """The policy that gathers data: a sample for each observation, and the policy's output there (see `actor_apply`)."""
+    discrete = state.envs.world.discrete
+
+    def policy(key, obs):
+        out = actor_apply(state.params["actor"], _normal(state.obs, obs, config), config, discrete=discrete)
+        if discrete:
+            return jax.random.categorical(key, out), out
+        mean, std = out
+        return dist.clip_action(jnp.tanh(mean + std * jax.random.normal(key, mean.shape))), out
+
+    return policy
+
+
 def update(
     state: State, batch: None, config: ReppoConfig, *, frozen: None = None, axis_name: str | None = None
 ) -> tuple[State, dict[str, Array]]:
@@ -102,16 +116,7 @@ def update(
     """
     world, discrete = state.envs.world, state.envs.world.discrete
     key, key_rollout, key_rows, key_epochs = jax.random.split(state.key, 4)
-    actor = state.params["actor"]
-
-    def policy(key, obs):
-        out = actor_apply(actor, _normal(state.obs, obs, config), config, discrete=discrete)
-        if discrete:
-            return jax.random.categorical(key, out), out
-        mean, std = out
-        return dist.clip_action(jnp.tanh(mean + std * jax.random.normal(key, mean.shape))), out
-
-    envs, data = worlds.rollout(device_key(key_rollout, axis_name), policy, state.envs, config.steps)
+    envs, data = worlds.rollout(device_key(key_rollout, axis_name), behaviour(state, config), state.envs, config.steps)
     reward, scaler = config.reward_scale * data.reward, state.scaler
     if config.scale_returns:
         scaler, reward = scale_rewards(scaler, reward, data.done, config.gamma, axis_name)
@@ -121,7 +126,7 @@ def update(
 
     rows, target_metrics = make_rows(
         device_key(key_rows, axis_name),
-        actor,
+        state.params["actor"],
         state.params["critic"],
         data,
         reward,

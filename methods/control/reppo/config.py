@@ -5,6 +5,7 @@ heads) and the one behind the paper's figures gives the numbers (16 KL samples, 
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 __all__ = ["ReppoConfig"]
@@ -103,10 +104,21 @@ class ReppoConfig:
         for name in ("lr", "max_grad_norm", "alpha0", "beta0", "kl_bound", "reward_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, but is {getattr(self, name)}.")
+        for name in ("norm_eps", "min_std", "aux_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}.")
+        if self.multiplier_lr is not None and not self.multiplier_lr > 0:
+            raise ValueError(f"multiplier_lr must be above 0 or None, but is {self.multiplier_lr}.")
+        if not 0 < self.score_clip < 1:
+            raise ValueError(f"score_clip must lie in (0, 1), but is {self.score_clip}.")
+        if not math.isfinite(self.entropy_target):
+            raise ValueError(f"entropy_target must be finite, but is {self.entropy_target}.")
+        if self.image is not None and (min(self.image[:2]) < 3 or self.image[2] < 1):
+            raise ValueError(f"image must be at least 3 x 3 pixels of one channel, but is {self.image}.")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}.")
-        if self.critic == "hl_gauss" and not (self.vmin < self.vmax and self.bins >= 2):
+        if self.critic == "hl_gauss" and not (-math.inf < self.vmin < self.vmax < math.inf and self.bins >= 2):
             raise ValueError(
                 f"vmin must be below vmax and bins at least 2, but they are {self.vmin}, {self.vmax} and {self.bins}."
             )

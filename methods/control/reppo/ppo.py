@@ -69,6 +69,17 @@ class PpoConfig:
         for name in ("num_envs", "steps", "epochs", "minibatches", "hidden", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but is {getattr(self, name)}.")
+        for name in ("lr", "max_grad_norm", "reward_scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, but is {getattr(self, name)}.")
+        for name in ("norm_eps", "min_std", "entropy", "value"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}.")
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}.")
+        if self.norm not in ("layer", "rms", "none"):
+            raise ValueError(f"norm must be layer, rms or none, but is {self.norm!r}.")
         if not 0 < self.clip < 1:
             raise ValueError(f"clip must lie in (0, 1), but is {self.clip}.")
         if (self.num_envs * self.steps) % self.minibatches:

@@ -147,3 +147,8 @@ def test_bad_input_is_told_in_one_sentence():
         agent.init(jax.random.key(0), dataclasses.replace(CFG, image=(3, 3, 1)), pendulums(1))
     with pytest.raises(ValueError, match="policy 'score_q' needs continuous actions"):
         agent.init(jax.random.key(0), dataclasses.replace(CFG, policy="score_q"), corridor())
+    for name, value in (("min_std", -1.0), ("multiplier_lr", 0.0), ("score_clip", 1.0), ("vmax", float("inf"))):
+        with pytest.raises(ValueError, match=name if name != "vmax" else "vmin must be below vmax"):
+            dataclasses.replace(CFG, **{name: value})
+    with pytest.raises(ValueError, match="image must be at least 3 x 3"):
+        dataclasses.replace(CFG, image=(2, 5, 1))

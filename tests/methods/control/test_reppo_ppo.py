@@ -88,3 +88,8 @@ def test_bad_settings_are_told():
         dataclasses.replace(CFG, squash="none")
     with pytest.raises(ValueError, match="minibatches must divide the 128 samples"):
         dataclasses.replace(CFG, minibatches=3)
+    for name, value in (("lr", 0.0), ("max_grad_norm", -1.0), ("reward_scale", 0.0), ("min_std", -1.0), ("gamma", 1.1)):
+        with pytest.raises(ValueError, match=f"{name} must"):
+            dataclasses.replace(CFG, **{name: value})
+    with pytest.raises(ValueError, match="lam must lie in"):
+        dataclasses.replace(CFG, lam=float("nan"))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from papyrax.envs import physics
@@ -151,16 +150,11 @@ def speed(world: Any, config: ReppoConfig, key: Any, repeats: int = 7) -> dict[s
     """Environment steps a second of one seed, updates included, and how an iteration's time splits into rollout and
     update.
     """
-    state = agent.init(key, config, world)
+    state = jax.jit(lambda key: agent.init(key, config, world))(key)
     whole = jax.jit(functools.partial(agent.update, config=config)).lower(state, None).compile()
 
     def only_rollout(state):
-        def policy(key, obs):
-            noise = jax.random.normal(key, (obs.shape[0], world.act_dim))
-            mean, std = agent.actor_apply(state.params["actor"], obs, config, discrete=False)
-            return jnp.tanh(mean + std * noise), (mean, std)
-
-        return worlds.rollout(state.key, policy, state.envs, config.steps)
+        return worlds.rollout(state.key, agent.behaviour(state, config), state.envs, config.steps)
 
     part = jax.jit(only_rollout).lower(state).compile()
     state, _ = jax.block_until_ready(whole(state, None))
