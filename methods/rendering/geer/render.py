@@ -82,9 +82,18 @@ def association_box(cov, axes, c, sigma, kind: str) -> tuple[frustum.AngleBox, B
 
 
 def ewa_splats(cov, c, cam: Camera, blur: float):
-    """Pixel position (p 2), conic (p 3), reach of one sigma (p) and validity of splats by the camera's Jacobian."""
+    """Pixel position (p 2), conic (p 3), reach of one sigma (p) and validity of splats by the camera's Jacobian.
+
+    A pinhole's Jacobian is taken no farther outside of the picture than 0.15 of its width, as 3DGS does.
+    """
     uv, valid = project_camera(cam, c)
-    jacobian = jax.vmap(jax.jacfwd(lambda point: project_camera(cam, point)[0]))(jnp.where(valid[:, None], c, 1.0))
+    at = jnp.where(valid[:, None], c, 1.0)
+    if cam.kind == "pinhole":
+        size = jnp.asarray(cam.wh, c.dtype)
+        low, high = (-0.15 * size - cam.params[2:4], 1.15 * size - cam.params[2:4])
+        tangent = jnp.clip(at[:, :2] / at[:, 2:], low / cam.params[:2], high / cam.params[:2])
+        at = jnp.concatenate([tangent * at[:, 2:], at[:, 2:]], 1)
+    jacobian = jax.vmap(jax.jacfwd(lambda point: project_camera(cam, point)[0]))(at)
     flat = jacobian @ cov @ jacobian.mT + blur * jnp.eye(2, dtype=c.dtype)
     a, b, d = flat[:, 0, 0], flat[:, 0, 1], flat[:, 1, 1]
     det = a * d - b * b

@@ -81,16 +81,16 @@ class Config:
     test_views: int = 8
     fisheye: int = 64
     step: float = 0.04
-    points: int = 1000
-    cap: int = 1500
-    pairs: int = 60_000
+    points: int = 600
+    cap: int = 900
+    pairs: int = 130_000
     steps: int = 800
     tile: int = 8
-    tile_cap: int = 256
+    tile_cap: int = 900
     sh_degree: int = 1
     narrow_steps: int = 600
     narrow_views: int = 48
-    buddha_steps: int = 600
+    buddha_steps: int = 400
     buddha_side: int = 128
     buddha_step: float = 0.0115
     garden: int = 138_766
@@ -204,16 +204,18 @@ def _in_beap(params, alive, views, like, cfg, degree):
 
 
 def fit(
-    run: Run, c: Config, name: str, arm: Arm, posed: Posed, *, steps: int, extent: float, box: float = 1.3
+    run: Run, c: Config, name: str, arm: Arm, posed: Posed, *, steps: int, extent: float, finer: Views | None = None
 ) -> Trained:
     """Trains an arm on the scene's views in the arm's space and scores it on the test views as they are.
 
-    All arms of a scene start from the same points and see the views in the same order.
+    All arms of a scene start from the same points and see the views in the same order. `finer` holds the training views
+    at a higher resolution, where there is one, for the spaces that resample.
     """
     config = model_config(c, arm, extent, steps)
-    points, colors, gaps = shared.start(posed, min(c.points, c.cap), seed=c.seed, box=box)
+    points, colors, gaps = shared.start(posed, min(c.points, c.cap), seed=c.seed)
     state = learn.init(jax.random.fold_in(run.key, 1), config, *(jnp.asarray(a) for a in (points, colors, gaps)))
-    train = jax.tree.map(np.asarray, geer_worlds.in_space(posed.train, arm.space, c.step))
+    views = posed.train if finer is None or arm.space == "fisheye" else finer
+    train = jax.tree.map(np.asarray, geer_worlds.in_space(views, arm.space, c.step))
     test = posed.test
 
     def scored(state):

@@ -126,15 +126,22 @@ def _opacity(params, cam, cfg):
 def camera_amid(side: int = 48, rules: Sequence[str] = tuple(RULES)) -> Figure:
     """Opacity pictures of one Gaussian around the camera, by rule; dark where a rule loses what the rays meet."""
     base = RenderConfig(tile=4, cap=4, pairs=4000, cutoff="opacity", near=0.0)
-    images, titles = [], []
-    for rule in rules:
-        for case, (position, sigma, fov) in CASES.items():
-            cam = equidistant((side, side), fov)
-            image = np.array(_opacity(gaussian(position, sigma), cam, dataclasses.replace(base, **RULES[rule])))
-            image[np.asarray(axis_angle(cam)) > fov / 2] = 1.0
-            images.append(image)
-            titles.append(f"{case}\n{rule}")
-    figure = figures.grid(images, columns=len(CASES), titles=titles)
+    with figures.style():
+        figure = Figure(figsize=(1.5 * len(CASES) + 0.4, 1.55 * len(rules) + 0.3), layout="constrained")
+        axes = figure.subplots(len(rules), len(CASES), squeeze=False)
+        for row, rule in zip(axes, rules):
+            for ax, (case, (position, sigma, fov)) in zip(row, CASES.items()):
+                cam = equidistant((side, side), fov)
+                image = np.array(_opacity(gaussian(position, sigma), cam, dataclasses.replace(base, **RULES[rule])))
+                image[np.asarray(axis_angle(cam)) > fov / 2] = np.nan
+                ax.imshow(image, cmap="gray", vmin=0, vmax=1)
+                ax.set(xticks=[], yticks=[])
+                ax.grid(False)
+                for edge in ax.spines.values():
+                    edge.set_visible(False)
+                if row is axes[0]:
+                    ax.set_title(case, fontsize=8)
+            row[0].set_ylabel(rule, fontsize=7)
     return figure
 
 

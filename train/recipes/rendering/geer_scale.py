@@ -1,17 +1,18 @@
 """GEER's step at the paper's scale, for ahead-of-time compilation: a million Gaussians, pictures of full resolution."""
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from papyrax.methods.geometry.cameras import beap_camera, equidistant
+from papyrax.methods.geometry.cameras import beap_camera
 from papyrax.methods.rendering.geer import learn
 from papyrax.train import sharding
 from papyrax.train.compile import Target
 from papyrax.train.recipes.rendering.geer_arms import ARMS, ROWS, model_config
-from papyrax.train.recipes.rendering.geer_worlds import FOV_FACTOR
 
 
 def mesh_shape(config, devices: int) -> dict[str, int]:
@@ -24,15 +25,11 @@ def mesh_shape(config, devices: int) -> dict[str, int]:
 
 
 def compile_targets(config, mesh: Mesh) -> list[Target]:
-    """A training step on one BEAP view a group of devices, and a picture drawn by one group."""
+    """A training step of the method: one full-resolution BEAP view a group of devices, rows of Gaussians over the group."""
     cap = -(-config.cap // mesh.shape["fsdp"]) * mesh.shape["fsdp"]
-    model = model_config(config, ARMS["exact"], 1.0, config.steps)
-    model = learn.dataclasses.replace(model, cap=cap)
+    model = dataclasses.replace(model_config(config, ARMS["exact"], 1.0, config.steps), cap=cap)
     views = mesh.shape["data"]
-    lens = equidistant((config.fisheye, config.fisheye), jnp.pi)
-    fov = min(FOV_FACTOR * jnp.pi / 2, jnp.pi / 2) * 2
-    beap = beap_camera((float(fov), float(fov)), config.step)
-    del lens
+    beap = beap_camera((math.pi, math.pi), config.step)
     points = jax.ShapeDtypeStruct((min(config.points, cap), 3), jnp.float32)
     gaps = jax.ShapeDtypeStruct(points.shape[:1], jnp.float32)
     state = jax.eval_shape(lambda k, x, s: learn.init(k, model, x, x, s), jax.random.key(0), points, gaps)

@@ -5,6 +5,7 @@ A fisheye counts to 90 degrees from its axis, so that all training spaces see th
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -35,11 +36,15 @@ Views = dict[str, Any]
 _shoot = jax.jit(shoot, static_argnames="samples")
 
 
-def room(folder: Path, train: int, test: int, side: int, points: int) -> Posed:
-    """The analytic room through 180-degree fisheyes, written as files in the ScanNet++ layout and read back."""
+def room(folder: Path, train: int, test: int, side: int, points: int, finer: int = 2) -> tuple[Posed, Views]:
+    """The analytic room through 180-degree fisheyes, written as files in the ScanNet++ layout and read back.
+
+    Returns the scene with pictures of `side` pixels, and the training views at the files' size, `finer` times as many
+    a side, from which other training spaces are sampled. Both have masks.
+    """
     if not (folder / "dslr" / "train_test_lists.json").is_file():  # the last file to be written
-        analytic.write_room(folder, analytic.Sizes(train, test, (side, side)), points)
-    return scannetpp(folder)
+        analytic.write_room(folder, analytic.Sizes(train, test, (finer * side, finer * side), 2), points)
+    return with_mask(scannetpp(folder, side)), masked(scannetpp(folder).train)
 
 
 def scannetpp(folder: Path, side: int = 0, every: int = 8) -> Posed:
@@ -107,11 +112,23 @@ def in_space(views: Views, space: str, step: float) -> Views:
 def _resampled(views, like):
     def one(view):
         cam = like.replace(R=view["camera"].R, t=view["camera"].t)
-        image, seen = resample(view["image"], view["camera"], cam)
-        known, _ = resample(view["mask"].astype(image.dtype), view["camera"], cam)
-        return cam, image, seen & (known > 0.999)
+        known = view["mask"].astype(view["image"].dtype)[..., None]
+        both = jnp.concatenate([view["image"], known], -1)
+        # Four rays a pixel: one alone would sample the finer picture with gaps.
+        parts = [resample(both, view["camera"], _moved(cam, x, y)) for x in (-0.25, 0.25) for y in (-0.25, 0.25)]
+        mean = sum(part for part, _ in parts) / 4
+        seen = functools.reduce(jnp.logical_and, [inside for _, inside in parts])
+        return cam, mean[..., :3], seen & (mean[..., 3] > 0.999)
 
     return jax.lax.map(one, views)
+
+
+def _moved(cam: Camera, x: float, y: float) -> Camera:
+    """The BEAP or pinhole camera whose pixel centres lie (x, y) pixels farther."""
+    shift = jnp.asarray([x, y])
+    if cam.kind == "beap":
+        return cam.replace(params=cam.params.at[:2].add(shift * cam.params[2]))
+    return cam.replace(params=cam.params.at[2:4].add(-shift))
 
 
 def pinholes(n: int, fov: float, side: int, *, offset: float = 0.0) -> Views:
