@@ -15,7 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from papyrax.train.errors import RunFolderError
@@ -47,6 +49,7 @@ class Checkpoints:
         """Starts writing a checkpoint and returns; the previous one is finished and summed first. One of the same step, left by a process that
         was killed and has been rewound since, is replaced. Raises RunFolderError."""
         self.wait()
+        state = jax.tree.map(_stand_in, state)
         if jax.default_backend() == "cpu":
             state = jax.tree.map(jnp.copy, state)  # a host array may alias the buffer that the next step overwrites
         try:
@@ -86,7 +89,8 @@ class Checkpoints:
     def restore(self, template: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]] | None:
         """(step, State, record) of the newest healthy checkpoint (or of `step`), on the template's shardings; None when there is none."""
         abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), template
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
+            jax.tree.map(_stand_in, template),
         )
         for candidate in reversed(self.steps() if step is None else [step]):
             reason = self._damage(candidate)
@@ -98,7 +102,8 @@ class Checkpoints:
                             state=ocp.args.StandardRestore(abstract), record=ocp.args.JsonRestore()
                         ),
                     )
-                    return candidate, found["state"], found["record"]
+                    state = jax.tree.map(lambda x, got: got if x.size else x, template, found["state"])
+                    return candidate, state, found["record"]
                 except Exception as error:  # any other failure of a reader means the same here: try the one before
                     reason = _first_line(error)
                     if "not compatible with the stored shape" in reason:
@@ -144,6 +149,17 @@ class Checkpoints:
             self._manager.reload()
         except OSError:
             pass  # an unwritable folder will be told when the next checkpoint is due
+
+
+def _stand_in(leaf: Any) -> Any:
+    """One zero in place of an array without entries, which Orbax refuses to write."""
+    if leaf.size:
+        return leaf
+    zero = np.zeros(1, leaf.dtype)
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return jax.device_put(zero, NamedSharding(sharding.mesh, PartitionSpec()))
+    return jnp.asarray(zero)
 
 
 def _first_line(error: BaseException) -> str:
