@@ -1,4 +1,4 @@
-"""The command line: list, run, bench, compile, report, data. The same on a laptop and on every host of a pod."""
+"""The command line: list, run, bench, compile, render, report, data. The same on a laptop and on every host of a pod."""
 
 from __future__ import annotations
 
@@ -67,6 +67,18 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--record", action="store_true", help="merge the numbers into results/SYSTEM.json")
     compile_.add_argument("-h", "--help", action="store_true")
 
+    render = commands.add_parser("render", help="render a saved run or a PLY file along a path")
+    render.add_argument("source", type=Path, help="a run folder, or a .ply file of Beta kernels or Gaussians")
+    render.add_argument(
+        "--model", default="", help="a name in the run folder's models/ (default: the run's own method)"
+    )
+    render.add_argument("--path", default="orbit", help="orbit, arc, views or turn")
+    render.add_argument("--frames", type=int, default=60)
+    render.add_argument("--size", default="", help="WIDTHxHEIGHT (default: that of the training pictures)")
+    render.add_argument("--out", type=Path, default=Path("render.gif"), help="a .gif file, or a folder for PNGs")
+    render.add_argument("--fps", type=float, default=20.0)
+    render.add_argument("--time", default="0:1", help="START:END, the times of a moving scene")
+
     report = commands.add_parser("report", help="one page over all runs and committed results")
     report.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="a run folder or a folder of runs")
 
@@ -85,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known.command is None:
             parser.print_help()
             return 0
-        if rest and known.command in ("list", "report", "data"):
+        if rest and known.command in ("list", "render", "report", "data"):
             raise UserError(
                 f"papyrax {known.command} has no argument {rest[0]!r}; `papyrax {known.command} --help` shows them"
             )
@@ -342,6 +354,15 @@ def _compile(args: argparse.Namespace, rest: list[str], parser: argparse.Argumen
     return 0
 
 
+def _render(args: argparse.Namespace, _rest: list[str], _parser: argparse.ArgumentParser) -> int:
+    from papyrax.train import render
+
+    names = [field.name for field in dataclasses.fields(render.Order)]
+    order = render.Order(**{name: getattr(args, name) for name in names})
+    print(render.execute(order, say=lambda text: print(text, file=sys.stderr)))
+    return 0
+
+
 def _report(args: argparse.Namespace, _rest: list[str], _parser: argparse.ArgumentParser) -> int:
     from papyrax.train.page import page
     from papyrax.train.proofs import results_folder
@@ -376,7 +397,15 @@ def _data(args: argparse.Namespace, _rest: list[str], _parser: argparse.Argument
     return 0
 
 
-_COMMANDS = {"list": _list, "run": _run, "bench": _bench, "compile": _compile, "report": _report, "data": _data}
+_COMMANDS = {
+    "list": _list,
+    "run": _run,
+    "bench": _bench,
+    "compile": _compile,
+    "render": _render,
+    "report": _report,
+    "data": _data,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,7 +33,7 @@ class Config:
         cap: rows of primitives, in use or not.
         learn_b: False freezes all b at their start: with dims 3 like 3DGS, with 6 or 7 like 6DGS or 7DGS.
         lobes: spherical Beta lobes for colour (Deformable Beta Splatting wants dims 3 and 2 lobes), 0 for plain colour.
-        init_query: "paper", or "wide" (query scales 3, directions x 0.3), without which few primitives start visible.
+        init_query: "paper", or "wide" (scales of direction 3, directions x 0.3), without which few primitives start visible.
         extent: 1.1 times the largest distance of a camera from the mean camera.
         horizon: step at which the position's rate has fallen from rate_xyz to rate_xyz_end (both times extent).
         regularise_from, regularise_to: steps between which opacity and scale are penalised.
@@ -124,7 +124,8 @@ def init_params(
     time = jax.random.uniform(keys[1], (n, max(q - 3, 0)))
     query_scale = 1 + 1e-5 * jax.random.normal(keys[2], (n, q))
     if init_query == "wide":
-        direction, query_scale = 0.3 * direction, 3.0 * query_scale
+        # Times stay as they are: at scale 1 a kernel is seen at all of them, and already knows its own.
+        direction, query_scale = 0.3 * direction, query_scale.at[:, :3].multiply(3.0)
     scale = jnp.concatenate([jnp.repeat(jnp.maximum(spacing, 1e-7)[:, None], 3, 1), query_scale], 1)
     b = jnp.zeros((n, 1 + q))
     if dims == 7:

@@ -41,6 +41,17 @@ def focus(cameras: Sequence[Camera]) -> np.ndarray:
     return np.linalg.solve(system, np.einsum("nij,nj->i", across, centres))
 
 
+def upright(cameras: Sequence[Camera]) -> np.ndarray:
+    """The world's up: across all horizontal axes of the pictures, as when cameras are held level; else their mean up."""
+    _, _, ups = _poses(cameras)
+    right = np.stack([np.asarray(c.R, np.float64)[0] for c in cameras])
+    values, vectors = np.linalg.eigh(right.T @ right)
+    mean = ups.mean(0)
+    if values[1] < 0.05 * values[2] or abs(vectors[:, 0] @ _unit(mean)) < 0.5:
+        return _unit(mean)
+    return vectors[:, 0] * np.sign(vectors[:, 0] @ mean)
+
+
 def _frame(up: np.ndarray, towards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two unit axes of the plane across `up`; the first as near to `towards` as can be."""
     first = towards - (towards @ up) * up
@@ -67,7 +78,7 @@ def path(kind: str, cameras: Sequence[Camera], frames: int) -> list[Camera]:
     if not cameras:
         raise UserError("there are no cameras to lay a path along")
     centres, forward, ups = _poses(cameras)
-    up, middle = _unit(ups.mean(0)), focus(cameras)
+    up, middle = upright(cameras), focus(cameras)
     share = np.arange(frames) / frames
     if kind == "turn":
         a, b = _frame(up, forward[0])
