@@ -13,9 +13,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from papyrax.train.data.ply import read_gaussians, write_gaussians
+from papyrax.train.data.ply import read_gaussians
 from papyrax.train.recipes.rendering import geer_checks, geer_figures, geer_worlds, paths, shared
-from papyrax.train.recipes.rendering.geer_arms import ARMS, Config, Trained, fit, overflow, picture, tested_in_beap
+from papyrax.train.recipes.rendering.geer_arms import (
+    ARMS,
+    Config,
+    Trained,
+    fit,
+    keep,
+    overflow,
+    picture,
+    tested_in_beap,
+)
+from papyrax.train.recipes.rendering.geer_arms import read_model as read_model
 from papyrax.train.recipes.rendering.geer_bench import bench as bench
 from papyrax.train.recipes.rendering.geer_scale import compile_targets as compile_targets
 from papyrax.train.recipes.rendering.geer_scale import mesh_shape as mesh_shape
@@ -43,8 +53,8 @@ PRESETS: dict[str, Config] = {
         narrow_steps=1500, buddha_steps=2000, buddha_side=171, evaluations=8, film=72,
     ),
     "paper": Config(
-        side=1752, views=200, test_views=20, fisheye=1168, step=0.002, points=100_000, cap=1_000_000, pairs=12_000_000,
-        steps=30_000, tile=16, tile_cap=2048, sh_degree=3, narrow_steps=30_000, narrow_views=200, buddha_steps=30_000,
+        side=1752, views=200, test_views=20, fisheye=1168, step=0.002, points=100_000, cap=1_000_000, pairs=8_000_000,
+        steps=30_000, tile=16, tile_cap=1024, sh_degree=3, narrow_steps=30_000, narrow_views=200, buddha_steps=30_000,
         buddha_side=684,
     ),
 }  # fmt: skip
@@ -78,7 +88,7 @@ def _study(c: Config, run: Run) -> Report:
         _narrow(c, run, numbers, tables)
     if c.buddha_steps:
         _buddha(c, run, numbers, tables)
-    found = run.once("identities", lambda: geer_checks.identities(10_000 if c.steps > 100 else 1000))
+    found = run.once("identities", lambda: geer_checks.identities(10_000 if c.steps > 100 else 500, c.steps > 100))
     numbers += geer_checks.identity_numbers(found)
     maps: dict[str, Any] = {}
     if c.garden:
@@ -94,7 +104,7 @@ def _study(c: Config, run: Run) -> Report:
     numbers += more
     tables += table
     run.figure(
-        geer_figures.camera_amid(side=48 if c.steps > 100 else 16), "camera_amid_gaussians",
+        geer_figures.camera_amid(48 if c.steps > 100 else 16, tuple(geer_figures.RULES)[: None if c.steps > 100 else 1]), "camera_amid_gaussians",
         "One Gaussian around the camera", "Opacity, white is opaque. The release's rule, and UT and EWA boxes, lose what lies beside or behind the camera.",
     )  # fmt: skip
     _flight(c, run, room, arms)
@@ -232,13 +242,7 @@ def _flight(c, run, room, arms):
 
 def _keep(c, run, posed, arm, numbers):
     """Writes the trained model as PLY, reads it back and draws both."""
-    path = shared.keep(
-        run,
-        "exact",
-        lambda p: write_gaussians(p, arm.params, arm.alive),
-        posed,
-        renderer=dataclasses.asdict(arm.render),
-    )
+    path = keep(run, "exact", arm, posed)
     params, alive = read_gaussians(path)
     cam = geer_figures.first_camera(posed.test)
     again = picture(params, alive, cam, arm.render, arm.degree)["rgb"]

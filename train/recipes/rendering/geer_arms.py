@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from papyrax.methods.rendering.core.mcmc import McmcConfig
 from papyrax.methods.rendering.geer import learn
 from papyrax.methods.rendering.geer.protocol import scores, scores_of_beap, training_camera
 from papyrax.methods.rendering.geer.render import RenderConfig, render
+from papyrax.train.data import ply
 from papyrax.train.data.scenes import view_batches
 from papyrax.train.loop import Shard
 from papyrax.train.recipes.rendering import geer_worlds, shared
@@ -84,7 +86,7 @@ class Config:
     points: int = 600
     cap: int = 900
     pairs: int = 130_000
-    steps: int = 800
+    steps: int = 1200
     tile: int = 8
     tile_cap: int = 900
     sh_degree: int = 1
@@ -239,3 +241,34 @@ def fit(
     seen = run.once(f"test/{name}", lambda: jax.tree.map(np.asarray, scored(done.state)))
     degree = min(steps // config.sh_every, config.sh_degree)
     return Trained(*final, config.render, degree, done.evals, done.metrics, seen, done.seconds)
+
+
+def keep(run: Run, name: str, arm: Trained, posed: Posed) -> Path:
+    """Writes a trained model as models/<name>.ply, with its renderer and the training cameras beside it."""
+    return shared.keep(
+        run,
+        name,
+        lambda path: ply.write_gaussians(path, arm.params, arm.alive),
+        posed,
+        renderer=dataclasses.asdict(arm.render),
+    )
+
+
+def read_model(file: Path) -> shared.Model | None:
+    """A model kept by a run, or any PLY of 3-D Gaussians; None when the file holds something else."""
+    if "f_dc_0" not in ply.read_vertices(file):
+        return None
+    params, alive = ply.read_gaussians(file)
+    more = shared.read_companion(file)
+    kept = more.get("renderer", {"cutoff": "opacity", "ray_side": "half", "near": 0.01})
+
+    @jax.jit
+    def shown(camera, time):
+        del time
+        # Capacities that no view of this many Gaussians needs more of, within what memory allows.
+        tiles = -(-camera.wh[0] // 16) * -(-camera.wh[1] // 16)
+        room = {"tile": 16, "cap": min(len(alive), 4096), "pairs": min(16 * len(alive) + 64 * tiles, 2**23)}
+        out = render(params, alive, camera, jnp.zeros(3), cfg=RenderConfig(**(kept | room)))
+        return out["rgb"], out["overflow"]
+
+    return shared.Model(shown, np.asarray(params["xyz"]), tuple(more.get("cameras", ())))

@@ -114,10 +114,10 @@ def linearisation() -> tuple[float, float]:
     exact = RenderConfig(tile=16, cap=8, pairs=4000, cutoff="opacity", ray_side="half", near=0.05)
     ewa = dataclasses.replace(exact, weight="ewa", blur=0.0)
     angle = math.radians(75)
-    aside = make_camera("pinhole", (400, 40), jnp.asarray([40.0, 40, 20, 20]))
+    lenses = [make_camera("pinhole", (200, 40), jnp.asarray([f, f, 20.0, 20.0])) for f in (800.0, 40.0)]
     cases = (
-        (gaussian([0, 0, 20.0], 0.1), eye((32, 32), 800.0)),
-        (gaussian([2 * math.sin(angle), 0, 2 * math.cos(angle)], 0.15), aside),
+        (gaussian([0, 0, 20.0], 0.1), lenses[0]),
+        (gaussian([2 * math.sin(angle), 0, 2 * math.cos(angle)], 0.15), lenses[1]),
     )
     found = []
     for params, cam in cases:
@@ -133,7 +133,7 @@ def _draw_plain(params, alive, cam, cfg):
 _draw = jax.jit(_draw_plain, static_argnames="cfg")
 
 
-def same_rays(count: int = 40) -> float:
+def same_rays(count: int = 40, models: int = 3) -> float:
     """Largest difference between a camera's picture and that of a map of its own rays, in float64, over three models."""
     cfg = RenderConfig(tile=8, cap=count, pairs=4000, cutoff="opacity", ray_side="half", near=0.05)
     with jax.enable_x64():
@@ -145,7 +145,7 @@ def same_rays(count: int = 40) -> float:
             equidistant((20, 20), math.radians(170)),
         ]
         worst = 0.0
-        for cam in cameras:
+        for cam in cameras[:models]:
             cam = jax.tree.map(lambda a: a.astype(jnp.float64), cam)
             rays = make_camera("raymap", cam.wh, camera_rays(cam), cam.R, cam.t)
             a, b = (_draw(params, jnp.ones(count, bool), k, cfg=cfg)["rgb"] for k in (cam, rays))
@@ -153,15 +153,15 @@ def same_rays(count: int = 40) -> float:
     return worst
 
 
-def identities(count: int) -> dict[str, Any]:
-    """Everything of this file that needs no data, as plain numbers."""
+def identities(count: int, whole: bool = True) -> dict[str, Any]:
+    """Everything of this file that needs no data, as plain numbers; `whole` compares all three camera models."""
     one = gaussian([0.3, -0.2, 2.0], 0.25, 0.7)
     alpha = ray_opacity(*canonical(one, eye()), jnp.asarray([[0.0, 0, 1]]))
     ends, _ = frustum.pbf_angle(jnp.eye(3)[None] * 0.04, jnp.asarray([[0.0, 0, 2]]), jnp.full(1, 3.0))
     axis, aside = linearisation()
     return {
         "alpha": float(alpha[0, 0]), "tangent": float(jnp.tan(ends[0, 1])), "axis": axis, "aside": aside,
-        "cameras": same_rays(), "rays": lost_rays(count), "areas": box_areas(min(count, 4000)),
+        "cameras": same_rays(models=3 if whole else 1), "rays": lost_rays(count), "areas": box_areas(min(count, 4000)),
     }  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def association_maps(folder, count: int, step: float = 0.02, tile: int = 16) -> 
 def associations(arm: Trained, views: Views, step: float) -> dict[str, dict[str, float]]:
     """A trained model drawn in BEAP with each association: pairs a tile, and the difference from PBF's picture."""
     like = training_camera(jax.tree.map(lambda a: a[0], views["camera"]), 2.0, step)
-    room = len(arm.alive)
+    room = min(len(arm.alive), 4 * arm.render.cap)
     pairs = min(Grid(*like.wh, arm.render.tile).count * room, 2**24)
     # The release's rule gives all three the same Gaussians; beside and behind the camera only the frustum has boxes.
     cfg = dataclasses.replace(arm.render, cap=room, pairs=pairs, ray_side="release", near=RELEASE_NEAR)

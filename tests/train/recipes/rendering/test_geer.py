@@ -54,6 +54,9 @@ def test_the_report_has_every_part(study):
         assert found and all(found), part
     params, alive = read_gaussians(folder / "models" / "exact.ply")
     assert params["sh"].shape[1:] == (4, 3) and alive.all()
+    model = geer.read_model(folder / "models" / "exact.ply")
+    rgb, lost = model.draw(model.cameras[0], 0.0)
+    assert rgb.shape == (20, 20, 3) and int(lost) == 0 and len(model.cameras) == SMOKE.views
 
 
 @pytest.mark.proof("geer", "run")
