@@ -4,7 +4,8 @@ A row's target is its next `horizon` expert actions (the last one repeated past 
 for each neighbour, joins over `obs_horizon` steps the neighbour's states and their differences to the query's states, and
 the neighbour's action. Everything is scaled to [-1, 1] by the range of the demonstrations; differences by +-(max - min).
 In training each neighbour gives one denoising loss (noise prediction, squared cosine schedule); in acting the K denoised
-sequences are averaged. AdamW with a cosine rate after a warm-up, and an average of the weights whose memory grows as
+sequences are averaged. All K start from the same noise (our choice, the paper is silent): from noises of their own they
+would end in different modes, and the average of modes is an action that no expert took. AdamW with a cosine rate after a warm-up, and an average of the weights whose memory grows as
 1 - (1 + step)^-power, which is what acts.
 """
 
@@ -214,7 +215,7 @@ def act(
     key: Key[Array, ""],
     cfg: DiffusionConfig,
 ) -> Float[Array, "b t a"]:
-    """The next `horizon` actions: the mean of the K sequences that DDIM denoises, one for each neighbour."""
+    """The next `horizon` actions: the mean of the K sequences that DDIM denoises from one noise, one for each neighbour."""
     s = cfg.search
     idx = retrieval.retrieve(
         memory.demos,
@@ -237,6 +238,6 @@ def act(
         eps = unet.apply(params, x, level, cond, groups=cfg.groups)
         return ddim_step(x, eps, level, to, table, clip=1.0), None
 
-    x = jax.random.normal(key, (b * k, cfg.horizon, memory.demos.act.shape[1]))
+    x = jnp.repeat(jax.random.normal(key, (b, cfg.horizon, memory.demos.act.shape[1])), k, axis=0)
     x, _ = jax.lax.scan(step, x, ddim_levels(cfg.levels, cfg.steps))
     return memory.ranges.raw_act(jnp.mean(x.reshape(b, k, *x.shape[1:]), axis=1))

@@ -4,9 +4,9 @@ The loss is the mean over rows and action dimensions of the squared error of the
 action space (the average over neighbours lies inside the square), or minus the log density for the mixture head. AdamW
 (betas 0.9 and 0.999, eps 1e-8) after a clip of the global gradient norm at 1.
 
-Everything but the weights is in `Memory`, shared by all seeds: `update_seeds` trains several seeds in one call, each on its
-own shuffle. The last batch of an epoch is padded with -1, and padding has no weight. With a validation loss `end_epoch` halves the rate after 5 epochs without improvement and stops
-after 13; a stopped state does not move.
+Everything but the weights is in `Memory`, shared by all seeds: `jax.vmap` of `update` trains several in one call, each on
+its own shuffle. The last batch of an epoch is padded with -1, and padding has no weight. With a validation loss `end_epoch`
+halves the rate after 5 epochs without improvement and stops after 13; a stopped state does not move.
 """
 
 import functools
@@ -95,17 +95,6 @@ def loss(params: PyTree, memory: Memory, rows: Int[Array, " b"], cfg: Config) ->
 def update(state: State, batch: Int[Array, " b"], cfg: Config, *, frozen: Memory) -> tuple[State, dict[str, Array]]:
     """One optimiser step on a batch of row numbers."""
     return step(state, lambda params: loss(params, frozen, batch, cfg), cfg)
-
-
-def update_seeds(
-    states: State, batches: Int[Array, "seeds b"], cfg: Config, *, frozen: Memory
-) -> tuple[State, dict[str, Array]]:
-    """`update` for a leading axis of seeds, metrics one a seed.
-
-    Seeds run one after another inside one program. `jax.vmap(update)` gives the same numbers, and is what accelerators
-    want; on a CPU its several times larger activations leave the cache.
-    """
-    return jax.lax.map(lambda one: update(*one, cfg, frozen=frozen), (states, batches))
 
 
 def step(state: State, loss_of, cfg: Config | BCConfig) -> tuple[State, dict[str, Array]]:

@@ -10,7 +10,7 @@ Three identities make the hot path cheap without changing a value:
 * the first layer is a sum of an expert and a query part (`features`).
 
 `norm_relu` has its own gradient: one reduction each way, taken as a product with a vector of ones, which CPUs vectorise
-and plain row sums are not. Measured on one CPU core at (4640, 25) -> 128 x 3: 20 ms a step instead of 44.
+and plain row sums are not; autodiff of the plain norm would keep and reduce several more arrays of the size of its input.
 """
 
 import jax

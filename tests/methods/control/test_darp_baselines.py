@@ -12,9 +12,10 @@ import scipy.stats
 import sklearn.linear_model
 import sklearn.neighbors
 
-from papyrax.methods.control.darp import bc, divergence, learner, replay, retrieval, theory
+from papyrax.methods.control.darp import bc, divergence, learner, network, replay, retrieval, theory
 from papyrax.methods.control.darp.config import BCConfig, Config
 from papyrax.methods.control.darp.demos import fit_scalers, make_demos
+from papyrax.methods.control.darp.features import features
 from tests.support.params import drawn
 
 pytestmark = pytest.mark.proof("darp", "core")
@@ -108,12 +109,34 @@ def test_averaging_is_the_low_pass_filter():
     np.testing.assert_allclose(theory.average(idx, f), theory.attenuation(mu) * f, atol=1e-5)
     # any function linear in features: the averaged map is (I - L) f
     rng = np.random.default_rng(0)
-    features = jnp.asarray(rng.normal(size=(n, 5)), jnp.float32)
-    linear = features @ jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(n, 5)), jnp.float32)
+    linear = x @ jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)
     np.testing.assert_allclose(theory.average(idx, linear), (jnp.eye(n) - lap) @ linear, atol=1e-5)
     np.testing.assert_allclose(theory.dirichlet_energy(idx, linear), jnp.trace(linear.T @ lap @ linear) / n, rtol=1e-4)
-    slope = theory.local_lipschitz(idx, features, 3 * features)
+    slope = theory.local_lipschitz(idx, x, 3 * x)
     np.testing.assert_allclose(slope, 3, rtol=1e-5)
+
+
+@pytest.mark.proof("darp", "proof")
+def test_the_policy_filters_its_own_network():
+    """DARP's network without its difference weights: K outputs averaged are (I - L) times the outputs at K = 1, and the wave of frequency m
+    in them shrinks by 1 - mu."""
+    n, frequency = 24, 3
+    angle = 2 * np.pi * np.arange(n) / n
+    obs = np.stack([np.cos(angle), np.sin(angle), np.cos(frequency * angle)], 1).astype(np.float32)
+    demos = make_demos(obs, np.sin(2 * angle)[:, None].astype(np.float32), [0])
+    scalers = fit_scalers(demos)
+    idx = jnp.asarray((np.arange(n)[:, None] + np.array([-2, -1, 1, 2])) % n)
+    params = drawn(lambda: network.init(jax.random.key(0), 3, 1, CFG))
+    first, *rest = params["f"]
+    params = {"f": [{**first, "w": first["w"].at[4:].set(0)}, *rest]}  # without the rows of the difference
+    apply = jax.jit(lambda rows: network.apply(params, features(demos, scalers, rows, demos.obs, CFG), CFG))
+    alone, averaged = apply(jnp.arange(n)[:, None]), apply(idx)
+    np.testing.assert_allclose(averaged, (jnp.eye(n) - theory.laplacian(idx)) @ alone, atol=1e-5)
+    wave = np.cos(frequency * angle)
+    mu = 1 - np.mean(np.cos(2 * np.pi * frequency * np.array([1, 2]) / n))
+    assert abs(wave @ alone[:, 0]) > 0.1
+    np.testing.assert_allclose(wave @ averaged[:, 0], theory.attenuation(mu) * (wave @ alone[:, 0]), atol=1e-4)
 
 
 @pytest.mark.proof("darp", "proof")

@@ -19,6 +19,7 @@ CFG = diffusion.DiffusionConfig(
     warmup=5, total_steps=400,
 )  # fmt: skip
 N = 24
+FORK_STEPS = 400
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,29 @@ def test_training_acting_and_the_average(memory, demos):
     assert got.shape == (2, 4, 2) and bool(jnp.isfinite(got).all())
     low, high = demos.act.min(0), demos.act.max(0)
     assert bool(((got >= low - 1e-4) & (got <= high + 1e-4)).all())
+
+
+def test_a_denoised_fork_stays_a_fork():
+    """Expert episodes go left or right at the same states. The mean of two neighbours' sequences lies on one side, where the mean of the expert's
+    actions, which a point learns, lies between; other noise, other side."""
+    rng = np.random.default_rng(0)
+    episodes, length = 40, 4
+    obs = rng.normal(size=(episodes * length, 2)).astype(np.float32)
+    side = np.repeat(np.where(np.arange(episodes) % 2 == 0, 1.0, -1.0), length)
+    act = (side + 0.05 * rng.normal(size=len(side))).astype(np.float32)[:, None]
+    demos = make_demos(obs, act, np.arange(episodes) * length)
+    cfg = dataclasses.replace(CFG, learning_rate=1e-2, total_steps=FORK_STEPS)
+    memory = diffusion.prepare(demos, cfg)
+    assert memory.cache.shape == (len(obs), 2)
+    params = drawn(lambda: diffusion.init(jax.random.key(0), demos, cfg).params)
+    rows = jnp.asarray(np.stack([learner.batch_rows(0, i, len(obs), 40) for i in range(FORK_STEPS)]))
+    fit = jax.jit(lambda s, r, m: jax.lax.scan(lambda s, b: diffusion.update(s, b, cfg, frozen=m), s, r))
+    state, _ = fit(diffusion.fresh(jax.random.key(0), params, cfg), rows, memory)
+    got = jax.jit(diffusion.act, static_argnums=5)(
+        state.average, memory, demos.obs[:, None] + 0.01, jnp.ones(len(obs), int), jax.random.key(1), cfg
+    )[:, 0, 0]
+    between = float(jnp.mean(jnp.abs(jnp.abs(got) - 1) > 0.5))
+    assert between < 0.2 and 0.2 < float(jnp.mean(got > 0)) < 0.8, (between, got)
 
 
 def test_image_branch_on_precomputed_features():

@@ -1,6 +1,7 @@
 """Training and acting: the loss, AdamW, padding, seeds, plateau, the history buffer, devices."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,7 @@ def test_padding_has_no_weight(state, memory):
 
 
 def test_training_lowers_the_loss_and_seeds_train_together(demos, memory):
-    """Two seeds in one call, by map and by vmap, equal each alone; every seed has its own shuffle."""
+    """Two seeds in one call equal each alone; every seed has its own shuffle."""
     states = jax.jit(jax.vmap(lambda k: learner.init(k, demos, CFG)))(jax.random.split(jax.random.key(1), 2))
     rows = np.stack([[learner.batch_rows(s, i, N, 8) for s in (0, 1)] for i in range(40)])
     assert not np.array_equal(rows[0, 0], rows[0, 1])
@@ -96,16 +97,43 @@ def test_training_lowers_the_loss_and_seeds_train_together(demos, memory):
     def run(step):
         return jax.jit(lambda s, r: jax.lax.scan(step, s, r))
 
-    mapped, metrics = run(lambda s, b: learner.update_seeds(s, b, CFG, frozen=memory))(states, rows)
+    together, metrics = run(jax.vmap(lambda s, b: learner.update(s, b, CFG, frozen=memory)))(states, rows)
     assert metrics["loss"].shape == (40, 2)
     assert float(metrics["loss"][-4:].mean()) < 0.5 * float(metrics["loss"][:4].mean())
-    batched, _ = run(jax.vmap(lambda s, b: learner.update(s, b, CFG, frozen=memory)))(states, rows)
     alone, _ = run(lambda s, b: learner.update(s, b, CFG, frozen=memory))(
         jax.tree.map(lambda x: x[1], states), rows[:, 1]
     )
-    for a, b, c in zip(*(jax.tree.leaves(s.params) for s in (mapped, batched, alone))):
-        np.testing.assert_allclose(a[1], c, atol=1e-3)
-        np.testing.assert_allclose(b[1], c, atol=1e-3)
+    for a, b in zip(*(jax.tree.leaves(s.params) for s in (together, alone))):
+        np.testing.assert_allclose(a[1], b, atol=1e-3)
+
+
+def test_a_training_step_searches_nothing(state, memory):
+    """The neighbours are in the cache: no sort and no top-k in the whole program of a step; retrieval has one."""
+    rows = jnp.arange(8)
+    names = r"\b(sort|top_k|approx_top_k)\["
+    program = jax.make_jaxpr(lambda s, r, m: learner.update(s, r, CFG, frozen=m))(state, rows, memory)
+    assert not re.search(names, str(program))
+    search = jax.make_jaxpr(
+        lambda m: retrieval.retrieve(
+            m.demos, m.scalers, m.demos.obs[None, :3], jnp.array([3]), **retrieval.search_of(CFG)
+        )
+    )
+    assert re.search(names, str(search(memory)))
+
+
+def test_compiled_equals_plain(state, memory, demos):
+    """A step and an action, compiled and operation by operation."""
+    rows = jnp.array([3, 11, 20, -1])
+    hist, valid = demos.obs[None, 4:7] + 0.1, jnp.array([3])
+
+    def both(state, memory):
+        new, metrics = learner.update(state, rows, CFG, frozen=memory)
+        return new.params, metrics, policy.act(state.params, memory.demos, memory.scalers, hist, valid, None, CFG)
+
+    with jax.disable_jit():
+        plain = both(state, memory)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(jax.jit(both)(state, memory))):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
 def test_every_epoch_visits_every_row_once():
