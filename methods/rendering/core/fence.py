@@ -13,8 +13,8 @@ def fence(values: T, used: Bool[Array, ""]) -> T:
     """`values`, unchanged where `used` holds (some primitive is in use); what comes out otherwise means nothing.
 
     XLA computes a fused chain anew in every loop that reads it; the chain from parameters to screen ellipses, and its
-    gradient, has dozens of readers, and on a CPU took five times as long without borders. Its CPU compiler drops
-    optimization barriers before it fuses, but keeps a conditional whose predicate it does not know.
+    gradient, has dozens of readers. XLA's CPU compiler drops optimization barriers before it fuses, but keeps a
+    conditional whose predicate it does not know.
     """
 
     def conditional(values, used):

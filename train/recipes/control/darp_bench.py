@@ -20,11 +20,10 @@ import numpy as np
 
 from papyrax.methods.control.darp import learner, replay, retrieval
 from papyrax.methods.control.darp.config import Config as DarpConfig
-from papyrax.methods.control.darp.demos import Demos, fit_scalers, make_demos, positions
+from papyrax.methods.control.darp.demos import Demos, fit_scalers, positions
 from papyrax.train.bench import Bench, BenchTable
-from papyrax.train.data import demonstrations
 from papyrax.train.data.catalogue import need
-from papyrax.train.recipes.control.darp_arena import FILES, darp_policy, replayed
+from papyrax.train.recipes.control.darp_arena import darp_policy, demonstrations_of, replayed
 
 _NOISE = 0.05
 """Standard deviation, in standardised units, by which histories and further rows are moved off the expert's rows."""
@@ -46,7 +45,7 @@ def bench(config: Any, bench: Bench) -> list[BenchTable]:
             )
     if cfg.weights or cfg.rotation:
         raise ValueError("darp.weights and darp.rotation must be empty, the peers have neither.")
-    demos = load(config)
+    demos = demonstrations_of(need("darp"), config.task, config.rows)
     small = demos.obs.shape[0] < 500
     torch = bench.process("torch", "darp_torch")
     kept = cfg.kept(demos.obs.shape[0])
@@ -60,12 +59,6 @@ def bench(config: Any, bench: Bench) -> list[BenchTable]:
         _playing(bench, scene, episodes),
         *_retrieval(bench, demos, cfg, rows, episodes[-1]),
     ]
-
-
-def load(config: Any) -> Demos:
-    """The task's demonstrations, the first `rows` of them where the config says so."""
-    demos = make_demos(*demonstrations.load(need("darp") / FILES[config.task][0]))
-    return Demos(demos.obs[: config.rows], demos.act[: config.rows], demos.start[:1]) if config.rows else demos
 
 
 def _training(bench: Bench, torch: Any, demos: Demos, cfg: DarpConfig, sizes: list[int]) -> BenchTable:
