@@ -14,9 +14,12 @@ differently typed numbers, which would compile everything a second time.
 Gymnasium runs on the host: `papyrax.envs.gymnasium_host`.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +48,7 @@ def make(name: str, *, backend: str | None = None) -> World:
 
     Raises:
         ValueError: the name is unknown (the nearest ones are given), or `backend` is set for another package or
-            unknown.
+            unknown, or the world needs files that can't be fetched.
         ImportError: the package is not installed; the sentence says what to install.
     """
     package, _, rest = name.partition(":")
@@ -82,6 +85,7 @@ def from_functional(
     env: Any,
     *,
     episode_length: int,
+    repeat: int = 1,
     draw: Callable[[PyTree], np.ndarray] | None = None,
 ) -> World:
     """A world from an environment with the interface that Brax and Playground share.
@@ -91,7 +95,8 @@ def from_functional(
         env: has `reset(raw key) -> state`, `step(state, action) -> state`, `action_size` and `observation_size`; states
             have `obs`, `reward` and `done`. Where observations are mappings, the agent sees "state" and the critic
             "privileged_state", if present.
-        episode_length: time limit in steps.
+        episode_length: time limit in steps of `env`.
+        repeat: steps of `env` that one action lasts; their rewards are summed, and none is made after the episode's end.
         draw: picture of a state.
     """
     size = env.observation_size
@@ -108,12 +113,24 @@ def from_functional(
         return _cast(env.reset(jax.random.key_data(key)))
 
     def step(state, action):
-        after = _cast(env.step(state, jnp.clip(action, -1.0, 1.0)), state)
+        action = jnp.clip(action, -1.0, 1.0)
+        after = _cast(env.step(state, action), state)
+        reward = after.reward
+        if repeat > 1:
+
+            def again(carry, _):
+                now, reward = carry
+                new = _cast(env.step(now, action), now)
+                going = now.done <= 0.5
+                now = jax.tree.map(lambda a, b: jnp.where(going, a, b), new, now)
+                return (now, reward + jnp.where(going, new.reward, 0.0)), None
+
+            (after, reward), _ = jax.lax.scan(again, (after, reward), None, repeat - 1)
         obs, extra = observe(after), privileged(after) if secret else None
         done = after.done > 0.5
         return after, Step(
             obs=obs,
-            reward=after.reward,
+            reward=reward,
             cost=None,
             done=done,
             trunc=jnp.zeros_like(done),
@@ -129,7 +146,7 @@ def from_functional(
         step=step,
         obs_dim=_count(size["state"] if asymmetric else size),
         act_dim=env.action_size,
-        episode_length=episode_length,
+        episode_length=-(-episode_length // repeat),
         privileged=privileged if secret else None,
         privileged_dim=_count(size["privileged_state"]) if secret else 0,
         draw=draw,
@@ -216,11 +233,18 @@ def _make_packaged(package: str, env_name: str, backend: str) -> World:
             spec.find_body = spec.body  # Playground's reacher calls it by the name that older MuJoCo had
         config = registry.get_default_config(env_name)
         config.impl = "jax"
-        env = registry.load(env_name, config=config)
-        if config.action_repeat != 1:
-            raise ValueError(f"world {name!r} repeats each action {config.action_repeat} times, wanted 1.")
+        source = _import("mujoco_playground._src.mjx_env")
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # it tells of its download
+                env = registry.load(env_name, config=config)
+        except (subprocess.CalledProcessError, OSError) as error:
+            raise ValueError(
+                f"world {name!r} needs the robots of mujoco_menagerie, which can't be fetched ({error}); put a clone of "
+                f"github.com/deepmind/mujoco_menagerie at commit {source.MENAGERIE_COMMIT_SHA} to {source.MENAGERIE_PATH}."
+            ) from error
         picture = functools.partial(_draw_mjx, bodies.shapes_of(env.mj_model))
-        return from_functional(name, env, episode_length=int(config.episode_length), draw=picture)
+        length, repeat = int(config.episode_length), int(config.action_repeat)
+        return from_functional(name, env, episode_length=length, repeat=repeat, draw=picture)
     env, params = _import("gymnax").make(env_name)
     return from_gymnax(name, env, params)
 

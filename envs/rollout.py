@@ -6,6 +6,8 @@ the observation that the last step really led to. At the start, step counters ar
 episode_length), so that time limits do not fall together (the reset trick of REPPO, Voelcker et al., ICLR 2026, arXiv
 2507.11019).
 
+A reset may break too: then the agent is shown zeros, and as the state stays broken the next step ends that episode.
+
 Resets can cost as much as steps (MuJoCo), and few environments end at once. So a step makes only as many as are needed,
 `chunk` at a time in a `while_loop`. Each environment owns its key: results do not depend on `chunk`.
 """
@@ -95,8 +97,7 @@ def start(key: Key[Array, ""], world: World, n: int, *, stagger: bool = True, ch
         state=state,
         key=keys,
         time=time,
-        obs=jax.vmap(world.observe)(state),
-        privileged=None if world.privileged is None else jax.vmap(world.privileged)(state),
+        **_shown(world, state, n),
         episode_return=zeros,
         last_return=jnp.full((n,), jnp.nan, jnp.float32),
         world=world,
@@ -244,6 +245,15 @@ def _split(keys: Key[Array, "n"]) -> tuple[Key[Array, "n"], Key[Array, "n"]]:
     return pairs[:, 0], pairs[:, 1]
 
 
+def _shown(world: World, state: PyTree, n: int) -> dict[str, PyTree]:
+    """What n fresh states show to agent and critic; zeros where a reset gave a number that is not finite."""
+    obs = jax.vmap(world.observe)(state)
+    privileged = None if world.privileged is None else jax.vmap(world.privileged)(state)
+    broken = _not_finite((obs, privileged), n)
+    obs, privileged = (_where(broken, jax.tree.map(jnp.zeros_like, x), x) for x in (obs, privileged))
+    return {"obs": obs, "privileged": privileged}
+
+
 def _reset(envs: Envs, done: Bool[Array, "n"]) -> Envs:
     """Fresh episodes where `done`, `chunk` environments at a time."""
     world, n = envs.world, done.shape[0]
@@ -254,6 +264,7 @@ def _reset(envs: Envs, done: Bool[Array, "n"]) -> Envs:
         rows = jnp.where(flag > 0, rows, n)  # row n lies past the end: reads are clamped, writes dropped
         later, now = _split(key[jnp.minimum(rows, n - 1)])
         fresh = jax.vmap(world.reset)(now)
+        shown = _shown(world, fresh, rows.shape[0])
 
         def put(old, new):
             return jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), old, new)
@@ -262,8 +273,8 @@ def _reset(envs: Envs, done: Bool[Array, "n"]) -> Envs:
             waiting.at[rows].set(False, mode="drop"),
             put(state, fresh),
             put(key, later),
-            put(obs, jax.vmap(world.observe)(fresh)),
-            None if world.privileged is None else put(privileged, jax.vmap(world.privileged)(fresh)),
+            put(obs, shown["obs"]),
+            None if world.privileged is None else put(privileged, shown["privileged"]),
         )
 
     carry = (done, envs.state, envs.key, envs.obs, envs.privileged)

@@ -53,6 +53,24 @@ def test_cartpole_equals_mujoco():
     np.testing.assert_allclose(out.next_obs[1:3], [np.cos(data.qpos[1]), np.sin(data.qpos[1])], atol=2e-3)
 
 
+def test_linear_quadratic_regulator():
+    """Its mean return over random starts: clipped to [-1, 1] in the world itself, and without bounds by hand."""
+    gain = classic.lqr_gain()
+    world = classic.double_integrator()
+    policy = lambda obs: jnp.clip(-obs @ jnp.asarray(gain, jnp.float32), -1, 1)[:, None]  # noqa: E731
+    returns = jax.jit(lambda key: rollout.evaluate(key, world, policy, 8192))(jax.random.key(0))
+    # Returns spread by about 6, so the mean of 8,192 by 0.07.
+    assert float(returns.mean()) == pytest.approx(-5.1, abs=0.2)
+    x, v = np.random.default_rng(0).uniform(-1, 1, (2, 20_000))
+    total = 0.0
+    for _ in range(100):
+        u = -(gain[0] * x + gain[1] * v)
+        total = total - (x**2 + 0.1 * v**2 + 0.1 * u**2)
+        v = v + 0.1 * u
+        x = x + 0.1 * v
+    assert total.mean() == pytest.approx(-3.7, abs=0.1)
+
+
 def test_swingup_reward():
     """Each factor of the DM Control reward at its margin: 1 -> (1 + 0.1)/2 for the Gaussians, 4/5 for the quadratic."""
     cases = [

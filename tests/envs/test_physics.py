@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import subprocess
 import types
 
 import flax.struct
@@ -128,6 +129,39 @@ def test_critics_see_the_privileged_state():
     np.testing.assert_allclose(step.next_obs[:, 0], envs.obs[:, 0] + jnp.array([1.0, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(step.next_privileged[:, 2], 7 + step.next_obs[:, 0], rtol=1e-6)
     np.testing.assert_allclose(after.privileged[:, 2], 7 + after.obs[:, 0], rtol=1e-6)
+
+
+def test_a_repeated_action_sums_rewards_and_stops_at_the_end():
+    world = physics.from_functional("pair", Pair(), episode_length=5, repeat=3)
+    assert world.episode_length == 2
+    state = world.reset(jax.random.key(0))
+    x = float(world.observe(state)[0])
+    step = jax.jit(world.step)
+    after, out = step(state, jnp.array([0.25]))
+    np.testing.assert_allclose(out.reward, 3 * x + 1.5, rtol=1e-6)
+    np.testing.assert_allclose(out.next_obs[0], x + 0.75, rtol=1e-6)
+    assert not out.done
+    _, out = step(after, jnp.array([1.0]))  # passes 2 at the second of three steps, at the latest
+    passed = int(np.argmax(x + 0.75 + np.arange(1, 4) > 2)) + 1
+    assert passed < 3 and out.done
+    np.testing.assert_allclose(out.next_obs[0], x + 0.75 + passed, rtol=1e-6)
+    np.testing.assert_allclose(out.reward, sum(x + 0.75 + i for i in range(1, passed + 1)), rtol=1e-6)
+
+
+@needs_playground
+def test_robots_that_can_not_be_fetched_are_told(monkeypatch, tmp_path):
+    from mujoco_playground._src import mjx_env
+
+    def offline(*_):
+        raise subprocess.CalledProcessError(128, ["git", "clone"])
+
+    monkeypatch.setattr(mjx_env, "EXTERNAL_DEPS_PATH", tmp_path / "deps")
+    monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "deps" / "mujoco_menagerie")
+    monkeypatch.setattr(mjx_env, "_clone_with_progress", offline)
+    with pytest.raises(
+        ValueError, match=r"needs the robots of mujoco_menagerie.*at commit \w+ to .*mujoco_menagerie\.$"
+    ):
+        physics.make("playground:Go1JoystickFlatTerrain")
 
 
 @needs_gymnax

@@ -97,6 +97,24 @@ def test_nan_ends_the_episode_without_reward():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(batch))
 
 
+def test_a_broken_reset_shows_zeros_and_ends_at_the_next_step():
+    """Episodes begin at NaN with probability one half; every one of those breaks at once and is drawn anew."""
+
+    def reset(key):
+        draw, coin = jax.random.split(key)
+        return Count(jnp.where(jax.random.bernoulli(coin), jnp.nan, COUNTER.reset(draw).value))
+
+    world = dataclasses.replace(COUNTER, reset=reset)
+    envs = jax.jit(lambda key: rollout.start(key, world, 16, stagger=False))(jax.random.key(0))
+    broken = np.isnan(envs.state.value)
+    assert 0 < broken.sum() < 16 and not np.asarray(envs.obs)[broken].any()
+    _, batch = run(jax.random.key(1), envs, 1.0)
+    np.testing.assert_array_equal(batch.fault[0], broken)
+    assert batch.fault[1:].any() and not np.asarray(batch.next_obs)[np.asarray(batch.fault)].any()
+    assert not np.asarray(batch.privileged)[np.asarray(batch.fault)].any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(batch))
+
+
 def test_neither_chunks_nor_seeds_nor_jit_change_numbers():
     start = jax.jit(functools.partial(rollout.start, world=COUNTER, n=5, chunk=1))
     keys = jax.random.split(jax.random.key(0), 2)
