@@ -151,8 +151,10 @@ def update(
     after = State(
         params=params,
         opt=opt,
-        obs=merge_moments(state.obs, data.obs, axis_name),
-        privileged=merge_moments(state.privileged, data.privileged, axis_name) if world.privileged_dim else None,
+        obs=merge_moments(state.obs, data.obs, axis_name, data.fault),
+        privileged=(
+            merge_moments(state.privileged, data.privileged, axis_name, data.fault) if world.privileged_dim else None
+        ),
         scaler=scaler,
         envs=envs,
         key=key,

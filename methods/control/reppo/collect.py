@@ -3,7 +3,7 @@
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from papyrax.envs.rollout import Batch, Envs
 from papyrax.methods.nets.normalizers import (
@@ -24,9 +24,12 @@ def device_key(key: Key[Array, ""], axis_name: str | None) -> Key[Array, ""]:
     return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
 
 
-def merge_moments(moments: Moments, x: Float[Array, "*n d"], axis_name: str | None) -> Moments:
-    """Statistics with the rows of every device taken in."""
-    fresh = moments_add(moments_init(x.shape[-1]), x)
+def merge_moments(
+    moments: Moments, x: Float[Array, "*n d"], axis_name: str | None, fault: Bool[Array, "*n"] | None = None
+) -> Moments:
+    """Statistics with the rows of every device taken in, but for those acted on in a step that broke (``fault``): after a
+    broken reset they are zeros that no world showed."""
+    fresh = moments_add(moments_init(x.shape[-1]), x, None if fault is None else ~fault)
     return moments_merge(moments, fresh if axis_name is None else moments_psum(fresh, axis_name))
 
 

@@ -30,8 +30,8 @@ class ReppoConfig:
 
     Networks: ``hidden_actor``, ``hidden_critic`` widths; ``actor_layers`` and ``trunk_layers`` hidden layers of actor
     and critic; ``norm`` with ``norm_eps``; ``image`` = (height, width, channels) reads flat observations as pictures
-    through the MinAtar encoder; ``implementation`` of the fused ops: "auto" takes the kernels where there are any and
-    recomputes products in the backward pass, "reference" is plain XLA with saved products, faster on a CPU.
+    through the MinAtar encoder; ``implementation`` of the fused ops: "auto" takes the platform's own (kernels on TPU and
+    GPU, which recompute products in the backward pass; on a CPU a form that keeps them), "reference" is plain XLA.
 
     Critic: ``bins`` over [``vmin``, ``vmax``], which must cover the discounted soft return; ``critic`` "mse" is the
     ablation with one output; ``value_samples`` next actions a value (M); ``aux_weight`` of latent self-prediction;

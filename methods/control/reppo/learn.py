@@ -43,8 +43,8 @@ __all__ = [
 def optimizer(config, multipliers: bool) -> optax.GradientTransformation:
     """NaN gradients to 0 and infinite ones to ±1, global norm clip, Adam; multipliers at their own rate.
 
-    It works on one flat vector: leaf by leaf, its many small programs are a third of those of a minibatch on a CPU. The learning rate is part
-    of the optimiser's state, so that runs which differ in it alone share one compiled program.
+    It works on one flat vector, because leaf by leaf it would be many small programs, each with a cost of its own. The
+    learning rate is part of the optimiser's state, so that runs which differ in it alone share one compiled program.
     """
     flat = optax.flatten(
         optax.chain(
@@ -97,7 +97,8 @@ def make_rows(
     """What the losses need of every step, as t * n rows, and metrics of the targets.
 
     ``obs``, ``next_obs`` and ``privileged`` (now and next) are normalised; ``data.extras`` holds the old policy's
-    output at ``obs``; ``reward`` is scaled. ``actor`` and ``critic`` are those of the rollout.
+    output at ``obs``; ``reward`` is scaled, by the spread of returns too if ``scale_returns``, while the auxiliary loss
+    predicts ``reward_scale`` times that of ``data``. ``actor`` and ``critic`` are those of the rollout.
     """
     alpha = jnp.exp(actor["log_alpha"])
     done, trunc = data.done.astype(reward.dtype), data.trunc.astype(reward.dtype)
@@ -125,7 +126,8 @@ def make_rows(
     if privileged is not None:
         optional["critic_obs"] = state
     if config.aux_weight:
-        optional |= {"next_embed": embed, "reward": reward, "done": done}
+        # a fixed unit, never the running spread of returns: that target would drift with the policy
+        optional |= {"next_embed": embed, "reward": config.reward_scale * data.reward, "done": done}
     if config.mask_truncated:
         optional["trunc"] = trunc
     if config.policy == "score_gae":

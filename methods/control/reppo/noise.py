@@ -1,9 +1,8 @@
 """Standard normals for the minibatches: the random bits of Threefry-2x32 (Salmon et al., SC 2011), all 20 rounds in one
 elementwise expression.
 
-JAX's own lowering for a CPU loops over the rounds through memory and uses one word of every block of two. For the 17,000
-normals of a small minibatch that loop takes longer than the two networks' norms together; in one expression the bits
-cost a fifth, and both words are used. The streams differ from those of `jax.random.normal`, their law does not.
+JAX's own lowering for a CPU loops over the rounds and writes the words to memory after each; in one expression they stay
+in registers. Both words of a block are used. The streams differ from those of `jax.random.normal`, their law does not.
 """
 
 import math

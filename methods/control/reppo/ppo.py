@@ -209,7 +209,7 @@ def update(
     after = PpoState(
         params=params,
         opt=opt,
-        obs=merge_moments(state.obs, data.obs, axis_name),
+        obs=merge_moments(state.obs, data.obs, axis_name, data.fault),
         scaler=scaler,
         envs=envs,
         key=key,

@@ -142,6 +142,26 @@ def test_evaluation_is_deterministic_and_counts_the_steps_it_is_given():
     assert first.shape == (3,) and (first <= 7).all() and (first >= 0).all()
 
 
+def test_a_broken_reset_neither_reaches_the_networks_nor_the_statistics():
+    """Every second episode of this pendulum starts at a number that is not one."""
+    whole = pendulums(1)
+
+    def reset(key):
+        state = whole.reset(key)
+        return state.replace(speed=jnp.where(jax.random.bernoulli(key), jnp.nan, state.speed))
+
+    world = dataclasses.replace(whole, reset=reset, episode_length=2)
+    state, metrics = train(start(CFG, world), CFG, 3)
+    for name, values in metrics.items():
+        assert np.isfinite(values).all(), name
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    faults = metrics["fault"].sum() * 32
+    assert 5 < faults < 60 and state.obs.count == 96 - faults
+    # A pendulum's cosine and sine: without the zeros of broken starts their squares sum to 1.
+    squares = state.obs.m2[:2] / state.obs.count + state.obs.mean[:2] ** 2
+    np.testing.assert_allclose(squares.sum(), 1, rtol=1e-4)
+
+
 def test_bad_input_is_told_in_one_sentence():
     with pytest.raises(ValueError, match=r"image \(3, 3, 1\) does not hold the 3 numbers"):
         agent.init(jax.random.key(0), dataclasses.replace(CFG, image=(3, 3, 1)), pendulums(1))

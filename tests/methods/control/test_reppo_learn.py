@@ -143,6 +143,25 @@ def test_targets_carry_no_gradient(params, data):
     assert not any(np.asarray(g).any() for g in jax.tree.leaves(grads))
 
 
+def test_the_auxiliary_loss_predicts_rewards_without_the_running_scale(params, data):
+    config = dataclasses.replace(CFG, reward_scale=0.1, scale_returns=True)
+    rows, _ = jax.jit(
+        lambda reward: learn.make_rows(
+            jax.random.key(1),
+            params["actor"],
+            params["critic"],
+            data,
+            reward,
+            data.obs,
+            data.next_obs,
+            None,
+            config,
+            discrete=False,
+        )
+    )(0.1 * data.reward / 7)
+    np.testing.assert_allclose(rows.reward.reshape(T, N), 0.1 * data.reward, rtol=1e-6)
+
+
 def test_pack_returns_every_field(params, data):
     rows, _ = make(params, data, dataclasses.replace(CFG, policy="score_gae"))
     flat, unpack = learn.pack(rows)
