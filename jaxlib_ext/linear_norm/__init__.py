@@ -40,7 +40,8 @@ def linear_norm_swish(
 
     Gradients with respect to all five arrays. The kernels keep nothing but the inputs: the backward one multiplies x w
     again, which costs less than writing and reading [n, o] while i is below about 1,000 (a v5e does 240 FLOPs in the
-    time of one byte). Forward-mode and second derivatives need implementation="reference".
+    time of one byte). Forward-mode and second derivatives
+    need implementation="reference", on a CPU too.
 
     Why a kernel pays, for n rows, e bytes an entry, beside 2 n i o FLOPs forward:
         plain: writes h, reads it for the mean, for the variance and for the output, writes y: 5 n o e bytes, 3 at best
@@ -52,8 +53,8 @@ def linear_norm_swish(
     good.
 
     Args:
-        implementation: "auto" takes the kernel of the platform for o <= 2,048 and x and w of one dtype, else the
-            reference.
+        implementation: "auto" takes the kernel of the platform for o <= 2,048 and x and w of one dtype, on a CPU the
+            form of `cpu` for float32, else the reference.
         interpret: run the kernel named by `implementation` in Pallas' interpreter.
 
     Returns: the dtype of x.
@@ -82,15 +83,18 @@ def linear_norm_swish(
     bias = zeros if bias is None else bias
     arrays = dispatch.varying_together(x, w, b, scale, bias)
     spec = _Spec(norm, float(eps), interpret)
+    plain = functools.partial(reference.linear_norm_swish, norm=norm, eps=spec.eps)
+    # keeps the normalised product: on a CPU a second product costs more than memory
+    on_cpu = functools.partial(cpu.linear_norm_swish, norm=norm, eps=spec.eps)
+    # the GPU's limit is the smaller one; both kernels want operands of one dtype for the matrix unit
+    fits = w.shape[1] <= min(tpu.MAX_FEATURES, gpu.MAX_FEATURES) and x.dtype == w.dtype
+    kernels = implementation != "auto" or fits
     return dispatch.run(
         implementation,
         *arrays,
-        # keeps the normalised product: on a CPU a second product costs more than memory
-        reference=functools.partial(cpu.linear_norm_swish, norm=norm, eps=spec.eps),
-        tpu=functools.partial(_fused, tpu, spec),
-        gpu=functools.partial(_fused, gpu, spec),
-        # the GPU's limit is the smaller one; both kernels want operands of one dtype for the matrix unit
-        kernels=w.shape[1] <= min(tpu.MAX_FEATURES, gpu.MAX_FEATURES) and x.dtype == w.dtype,
+        reference=lambda *a: jax.lax.platform_dependent(*a, cpu=on_cpu, default=plain),
+        tpu=functools.partial(_fused, tpu, spec) if kernels else plain,
+        gpu=functools.partial(_fused, gpu, spec) if kernels else plain,
     )
 
 

@@ -61,6 +61,26 @@ def test_empty_rows_and_wide_layers():
     assert linear_norm_swish(*arrays(2, 3, 3000)).shape == (2, 3000)
 
 
+def test_shapes_that_no_kernel_takes_are_the_reference_off_the_cpu():
+    for args in (arrays(4, 3, 3000), (arrays(4, 3, 8)[0], arrays(4, 3, 8, jnp.bfloat16)[1])):
+        text = {
+            kind: jax.jit(lambda *a, kind=kind: linear_norm_swish(*a, implementation=kind))
+            .trace(*args)
+            .lower(lowering_platforms=("tpu",))
+            .as_text()
+            for kind in ("auto", "reference")
+        }
+        counts = {kind: [t.count(f"stablehlo.{op}") for op in ("dot_general", "reduce(")] for kind, t in text.items()}
+        assert counts["auto"] == counts["reference"] and "custom_call" not in text["auto"]
+
+
+def test_forward_mode_wants_the_reference():
+    x, w, *_ = arrays(2, 3, 4)
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(lambda w: linear_norm_swish(x, w), (w,), (w,))
+    assert jax.jvp(lambda w: linear_norm_swish(x, w, implementation="reference"), (w,), (w,))[1].shape == (2, 4)
+
+
 def test_compiles_for_tpu():
     check_tpu_compile(linear_norm_swish, *arrays(300, 512, 512), grads=(0, 1, 2, 3, 4))
     check_tpu_compile(linear_norm_swish, *arrays(40, 700, 150, jnp.bfloat16), grads=(0, 1), norm="rms")
