@@ -40,6 +40,8 @@ class _Training:
     def __init__(self, size, inputs):
         number = {name: int(value) for name, value in inputs.items()}
         self.steps = int(size) * number["steps"] * number["iterations"]
+        self._updates = number["epochs"] * number["minibatches"] * number["iterations"]
+        self._sizes = {}
         self._go, self._done, self._stop = threading.Semaphore(0), threading.Semaphore(0), False
         self.result, self._error = None, None
         hidden = (number["hidden"],) * number["layers"]
@@ -58,6 +60,7 @@ class _Training:
             "network_factory": functools.partial(
                 networks.make_ppo_networks, policy_hidden_layer_sizes=hidden, value_hidden_layer_sizes=hidden
             ),
+            "policy_params_fn": self._params,
             "progress_fn": self._progress,
         }
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -72,11 +75,21 @@ class _Training:
             self._error = error
             self._done.release()
 
+    def _params(self, step, make_policy, params):
+        _, policy, value = params
+        sizes = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (policy, value))
+        self._sizes = dict(zip(("policy_params", "value_params"), map(np.int64, sizes)))
+
     def _progress(self, step, metrics):
         if step == 0:
             return
         loss = float(np.asarray(metrics.get("training/total_loss", np.nan)).mean())
-        self.result = {"env_steps": np.int64(self.steps), "finite": np.bool_(np.isfinite(loss))}
+        self.result = {
+            "env_steps": np.int64(self.steps),
+            "updates": np.int64(self._updates),
+            "finite": np.bool_(np.isfinite(loss)),
+            **self._sizes,
+        }
         self._done.release()
         self._go.acquire()
         if self._stop:
