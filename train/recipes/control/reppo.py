@@ -35,7 +35,7 @@ from papyrax.train.recipes.control.reppo_arms import (
     train,
     train_agent,
 )
-from papyrax.train.recipes.control.reppo_bench import bench, speed
+from papyrax.train.recipes.control.reppo_bench import bench
 from papyrax.train.recipes.control.reppo_tasks import (
     PENDULUM_AGENT,
     PENDULUM_PPO,
@@ -225,7 +225,7 @@ def run(config: Config, run: Run) -> Report:
     }
 
     numbers = _numbers(config, ours, theirs, ablations, half_steps, maximum, main=main)
-    numbers += _cost(run, ours, world, config.seeds)
+    numbers += _cost(run, ours, config.seeds)
     tables = [
         _arms(config, ours, tuned, best, ablations, half_steps),
         reppo_figures.traces(run, ours, world),
@@ -321,10 +321,9 @@ def _late_iqm(arm: Arm) -> float:
     return float(iqm(jnp.asarray(returns[:, returns.shape[1] // 2 :].ravel())))
 
 
-def _cost(run: Run, ours: Arm, world: World, seeds: int) -> list[Number]:
-    """Speed and memory; measured once a run."""
+def _cost(run: Run, ours: Arm, seeds: int) -> list[Number]:
+    """Speed and memory, measured once a run; `papyrax bench reppo` splits the time into rollout and update."""
     trained = run.once("training_rate", lambda: float(seeds * ours.steps[-1] / max(ours.fit.seconds, 1e-9)))
-    split = run.once("speed", lambda: speed(world, ours.config, run.key))
     memory = run.once("memory", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
     return [
         Number(
@@ -334,8 +333,6 @@ def _cost(run: Run, ours: Arm, world: World, seeds: int) -> list[Number]:
             note="evaluations included, compilation left out",
         ),
         Number("peak memory", float(memory), unit="GiB", target="<= 4"),
-        Number("environment steps a second, one seed, updates included", float(split["steps_per_s"]), unit="1/s"),
-        Number("share of the time in the rollout", float(split["rollout_share"])),
     ]
 
 
