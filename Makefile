@@ -8,10 +8,11 @@ ifeq ($(JAX_PLATFORMS),)
 unexport JAX_PLATFORMS
 endif
 
-.PHONY: help demo test lint format peers bench compile-tpu lock clean
+.PHONY: help demo test test-slow lint format peers bench compile-tpu lock clean
 help:
 	@echo "make demo         train REPPO beside PPO on four pendulums, with figures and a film (about six minutes on two cores)"
-	@echo "make test         all tests"
+	@echo "make test         all tests but the slow ones"
+	@echo "make test-slow    the tests that take minutes"
 	@echo "make lint         ruff, format check, type check, layering"
 	@echo "make peers        build the environments of the peers that benchmarks time us beside"
 	@echo "make bench        time every built system beside its peers"
@@ -27,6 +28,9 @@ demo: $(BIN)/.ready
 
 test: $(BIN)/.ready
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(BIN)/.ready
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(BIN)/.ready
 	@$(BIN)/ruff check .

@@ -16,8 +16,15 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0"
 )  # tests compile much and run little: a third of the time
 _CACHE = tempfile.TemporaryDirectory(prefix="papyrax-test-")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _CACHE.name)  # equal programs of different tests compile once
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", _CACHE.name
+)  # programs of the processes that tests start compile once
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+import jax  # noqa: E402
+
+# Not in the long-lived workers themselves: writing one of thousands of executables has ended a worker by a segmentation fault.
+jax.config.update("jax_enable_compilation_cache", False)
 
 ROOT = Path(__file__).parent.parent
 _OUTCOMES: dict[str, str] = {}

@@ -19,7 +19,7 @@ def main(out: str) -> None:
     points = jnp.asarray(rng.uniform(-1, 1, (30, 3)) + [0, 0, 3], jnp.float32)
     colors = jnp.asarray(rng.uniform(size=(30, 3)), jnp.float32)
     config = learn.Config(
-        cap=32, sh_degree=1, sh_every=1, horizon=10, mcmc=McmcConfig(start=1, stop=9, every=2, noise_lr=1.0),
+        cap=32, sh_degree=1, sh_every=1, horizon=10, mcmc=McmcConfig(start=1, stop=9, every=2, noise_lr=1.0, grow=100),
         render=RenderConfig(tile=8, cap=32, pairs=1000, cutoff="opacity", ray_side="half", near=0.05),
     )  # fmt: skip
     cameras = [beap_camera((1.0, 0.8), 0.05, t=jnp.asarray([0.2 * i, 0, 0])) for i in range(2)]

@@ -40,6 +40,7 @@ def study(tmp_path_factory):
     return folder, *read(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.proof("geer", "run")
 def test_the_report_has_every_part(study):
     folder, report, meta = study
@@ -59,12 +60,14 @@ def test_the_report_has_every_part(study):
     assert rgb.shape == (20, 20, 3) and int(lost) == 0 and len(model.cameras) == SMOKE.views
 
 
+@pytest.mark.slow
 @pytest.mark.proof("geer", "run")
 def test_running_again_only_reads(study):
     folder, report, _ = study
     assert [n.ours for n in execute(folder).numbers] == [n.ours for n in report.numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.proof("geer", "run")
 def test_an_interrupted_fit_goes_on_to_the_same_numbers(study, tmp_path, monkeypatch):
     folder, _, _ = study
@@ -133,8 +136,10 @@ def test_a_step_on_eight_devices_is_the_step_on_one(tmp_path):
         np.testing.assert_array_equal(found["shared.alive"], found["one.alive"])
         for name in (k[4:] for k in found.files if k.startswith("one.")):
             # Adam divides by the root of a square, so a rounded gradient near 0 moves a weight by up to its rate.
+            # Round Gaussians feel no rotation: two steps of that rate (1e-3) either way are all that the quaternions show.
+            atol = 4.1e-3 if name == "quat" else 2e-3
             np.testing.assert_allclose(
-                found[f"shared.{name}"], found[f"one.{name}"], rtol=2e-3, atol=2e-3, err_msg=name
+                found[f"shared.{name}"], found[f"one.{name}"], rtol=2e-3, atol=atol, err_msg=name
             )
         assert found["one.alive"].sum() > 30
 
@@ -150,6 +155,7 @@ def test_the_step_compiles_for_a_mesh():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.proof("geer", "bench")
 def test_benchmarks_run_and_the_torch_peer_draws_the_same_picture():
     if not (ROOT / ".peers/torch/bin/python").exists():

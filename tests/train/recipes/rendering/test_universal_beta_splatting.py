@@ -44,6 +44,7 @@ def report(tmp_path_factory):
     return folder, *read(folder)
 
 
+@pytest.mark.slow
 @run_proof
 def test_the_report_has_numbers_tables_pictures_and_models(report):
     folder, found, meta = report
@@ -61,6 +62,7 @@ def test_the_report_has_numbers_tables_pictures_and_models(report):
     assert {p.name for p in (folder / "models").glob("*.ply")} == {"specular_ubs6.ply", "dynamic_ubs7.ply"}
 
 
+@pytest.mark.slow
 @run_proof
 def test_running_again_only_reads(report):
     folder, found, _ = report
@@ -256,11 +258,13 @@ def test_the_background_is_the_mean_corner():
     assert arms.corner_colour(images) == (0.25, 0.25, 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.proof("universal_beta_splatting", "scale")
 def test_views_and_primitives_over_eight_devices_train_alike(tmp_path):
     finish(start("tests.support.ubs_devices", devices=8))
 
 
+@pytest.mark.slow
 @pytest.mark.proof("universal_beta_splatting", "scale")
 def test_a_step_and_a_view_compile_for_a_slice():
     model = dataclasses.replace(arms.SMALL, cap=512, render=RenderConfig(tile=16, cap=128, pairs=4096))
