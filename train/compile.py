@@ -189,7 +189,8 @@ def topology_mesh(topology: str, shape: Mapping[str, int] | None = None) -> Mesh
         raise BadTopology(f"shape must multiply to the {len(devices)} devices of {topology}, got {sizes}.")
     dims = tuple(sizes[axis] for axis in AXES)
     try:
-        # lays the fast axes along the links of the torus
+        # Lays the fast axes along the links of the torus. Where it knows no such layout for these sizes it refuses in one of three
+        # ways, and the devices are taken in the order of their numbers: the same program, over longer ways.
         grid = mesh_utils.create_device_mesh(dims, devices, allow_split_physical_axes=True)
     except (NotImplementedError, ValueError, AssertionError):
         grid = np.array(devices).reshape(dims)

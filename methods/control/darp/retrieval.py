@@ -117,8 +117,7 @@ def candidate_set(
     keep_equal: bool = False,
     axis_name: str | None = None,
 ) -> Int[Array, "b k"]:
-    """Rows of `candidates` in any order, -1 where there are fewer: all that re-ranking needs, and several times as fast
-    on CPUs."""
+    """Rows of `candidates` in any order, -1 where there are fewer: all that re-ranking needs. On CPUs it spares the sort."""
 
     def ordered(q, x, *own):
         here = Space(q, q[:, :0]), Space(x, x[:, :0])

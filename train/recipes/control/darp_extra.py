@@ -24,23 +24,9 @@ from papyrax.methods.control.darp.demos import make_demos
 from papyrax.methods.control.reppo import agent
 from papyrax.methods.control.reppo.config import ReppoConfig
 from papyrax.train.data import demonstrations
+from papyrax.train.recipes.control.reppo_tasks import SWINGUP_AGENT
 from papyrax.train.report import Number, Table
 from papyrax.train.run import Run
-
-EXPERT = ReppoConfig(
-    num_envs=64,
-    steps=32,
-    epochs=8,
-    minibatches=8,
-    lam=0.95,
-    hidden_actor=64,
-    hidden_critic=64,
-    vmax=150.0,
-    value_samples=4,
-    lr=1e-3,
-    multiplier_lr=1e-2,
-    beta0=0.3,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +35,7 @@ class SwingUp:
 
     env: str = "cartpole_swingup"
     expert_steps: int = 393_216
-    expert: ReppoConfig = dataclasses.field(default_factory=lambda: EXPERT)
+    expert: ReppoConfig = dataclasses.field(default_factory=lambda: SWINGUP_AGENT)
     darp: DarpConfig = dataclasses.field(
         default_factory=lambda: DarpConfig(k=100, lookback=5, decay=-0.5, ratio=0.5, width=64, epochs=60)
     )

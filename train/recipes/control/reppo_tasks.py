@@ -67,6 +67,8 @@ PENDULUM_PPO = PpoConfig(
 
 _vary = dataclasses.replace
 _SLOW_AGENT = _vary(PENDULUM_AGENT, num_envs=256, minibatches=16, epochs=4, gamma=0.99, bins=151, vmax=150.0)
+SWINGUP_AGENT = _vary(_SLOW_AGENT, num_envs=64, minibatches=8, epochs=8)
+"""Also the expert whose demonstration DARP imitates."""
 _SLOW_PPO = _vary(PENDULUM_PPO, num_envs=256, minibatches=16, epochs=4, gamma=0.99, reward_scale=0.1)
 
 
@@ -134,11 +136,11 @@ TASKS: tuple[Task, ...] = (
         read="best",
     ),
     Task("double_integrator", 147_456, _vary(PENDULUM_AGENT, vmin=-40.0, vmax=10.0), PENDULUM_PPO, -5.1),
-    Task("cartpole_swingup", 393_216, _vary(_SLOW_AGENT, num_envs=64, minibatches=8, epochs=8), PENDULUM_PPO, 880.0),
+    Task("cartpole_swingup", 393_216, SWINGUP_AGENT, PENDULUM_PPO, 880.0),
     Task(
         "brax:inverted_pendulum",
         294_912,
-        _vary(_SLOW_AGENT, num_envs=64, minibatches=8, epochs=8),
+        SWINGUP_AGENT,
         _vary(PENDULUM_PPO, gamma=0.99, reward_scale=0.1),
         1000.0,
     ),

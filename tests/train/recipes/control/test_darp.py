@@ -223,7 +223,7 @@ def test_every_ablation_runs_through_the_recipe(name, tmp_path):
 @pytest.mark.proof("darp", "run")
 def test_swinging_up_after_a_reppo_expert(tmp_path):
     expert = dataclasses.replace(
-        darp_extra.EXPERT, num_envs=4, steps=4, epochs=1, minibatches=1, hidden_actor=8, hidden_critic=8
+        darp_extra.SwingUp().expert, num_envs=4, steps=4, epochs=1, minibatches=1, hidden_actor=8, hidden_critic=8
     )
     setting = darp_extra.SwingUp(
         expert_steps=16,
